@@ -1,0 +1,1 @@
+"""Tensors: platform, backend, streams, kernels, model. One process per device."""

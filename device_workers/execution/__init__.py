@@ -1,0 +1,1 @@
+"""One step: rows, batch, model run, sampling."""

@@ -1,0 +1,1 @@
+"""Native models, written to read like the papers."""

@@ -1,0 +1,1 @@
+"""One module per vendor family; the only place that touches vendor APIs."""

@@ -1,0 +1,1 @@
+"""Ordered work on a device: the contract and its implementations."""

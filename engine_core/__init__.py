@@ -1,0 +1,1 @@
+"""Integers: requests, scheduler, block table, prefix cache. Never imports torch."""

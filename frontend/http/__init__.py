@@ -1,0 +1,1 @@
+"""The HTTP surface: app, routes per API family, schema structs, event streams, access."""

@@ -1,0 +1,171 @@
+"""Facts about devices, models and choices, as every process may read them. Torch-free.
+
+Absent means unknown: a field that nothing declared, detected or measured is None and never a guess.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Provenance(StrEnum):
+    """Where a value came from; later ones win over earlier ones."""
+
+    DECLARED = "declared"
+    DETECTED = "detected"
+    MEASURED = "measured"
+
+
+class Feature(StrEnum):
+    """Something a device can or cannot do, which a kernel's match may test."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
+    INT8 = "int8"
+    INT4 = "int4"
+    ASYNC_ALLOCATION = "async_allocation"
+    BULK_TENSOR_COPY = "bulk_tensor_copy"
+    WARP_GROUP_MATRIX = "warp_group_matrix"
+    GRAPH_CAPTURE = "graph_capture"
+    STREAM_PRIORITIES = "stream_priorities"
+    SUB_WARP_BLOCKS = "sub_warp_blocks"
+    FP16_ATOMICS = "fp16_atomics"
+    BF16_ATOMICS = "bf16_atomics"
+    MANAGED_MEMORY = "managed_memory"
+    CPP_COMPILER = "cpp_compiler"
+
+
+class DeviceCapability(Struct, frozen=True, kw_only=True):
+    """What a kernel's match may test. Sizes in bytes, rates in TFLOP/s by dtype name."""
+
+    architecture: str
+    compute_capability: str | None = None
+    warp_width: int | None = None
+    num_multiprocessors: int | None = None
+    shared_memory_per_block_bytes: int | None = None
+    shared_memory_per_multiprocessor_bytes: int | None = None
+    registers_per_multiprocessor: int | None = None
+    l2_bytes: int | None = None
+    allocation_alignment_bytes: int = 64
+    num_copy_engines: int | None = None
+    rates: dict[str, float] = {}
+    features: frozenset[Feature] = frozenset()
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """How two devices (or a device and its host) are connected."""
+
+    to: str
+    kind: str
+    bandwidth: float | None = None
+
+
+class DeviceProfile(Struct, frozen=True, kw_only=True):
+    """Identity, sizes and capability of one device. Bandwidth in GB/s, clocks in MHz."""
+
+    platform: str
+    vendor: str
+    name: str
+    index: int = 0
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+    driver: str | None = None
+    runtime: str | None = None
+    memory_bytes: int | None = None
+    memory_is_shared: bool = False
+    is_integrated: bool | None = None
+    bandwidth: float | None = None
+    clocks: dict[str, float] = {}
+    numa_node: int | None = None
+    links: tuple[Link, ...] = ()
+    capability: DeviceCapability
+    provenance: dict[str, Provenance] = {}
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """What is asked of a kernel. Dtypes are names such as "bfloat16"; zero means the size does not apply."""
+
+    dtype: str
+    kv_dtype: str | None = None
+    head_dim: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    block_size: int = 0
+    hidden_size: int = 0
+    intermediate_size: int = 0
+    vocab_size: int = 0
+    max_tokens: int = 0
+    max_rows: int = 0
+    rotary_dim: int = 0
+
+
+class Resolution(Struct, frozen=True, kw_only=True):
+    """One kernel's choice, with the reasons of those passed over and of those demoted after they failed."""
+
+    kernel: str
+    chosen: str
+    rejected: dict[str, str] = {}
+    demoted: dict[str, str] = {}
+    pinned: bool = False
+
+
+class MemoryFacts(Struct, frozen=True, kw_only=True):
+    """Memory of one device, in bytes. `holders` maps "pid name" to bytes of other processes, where readable."""
+
+    total_bytes: int
+    free_bytes: int
+    ours_bytes: int
+    holders: dict[str, int] = {}
+
+
+class DeviceHealth(Struct, frozen=True, kw_only=True):
+    """What a live device reports. Clocks in MHz, power in W, temperature in degrees C, utilisations 0..1."""
+
+    clocks: dict[str, float] = {}
+    power: float | None = None
+    temperature: float | None = None
+    compute_utilization: float | None = None
+    memory_utilization: float | None = None
+    errors: tuple[str, ...] = ()
+
+
+class ModelFacts(Struct, frozen=True, kw_only=True):
+    """What the engine must know of a model to plan for it. KV bytes are per token, per rank, over all layers."""
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_model_len: int
+    dtype: str
+    kv_dtype: str
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    pooling: str | None = None
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """One settled value and its story: printed at start, shown by `/v1/server_info`."""
+
+    name: str
+    value: str
+    reason: str
+    overridden: bool = False
+
+
+class Phase(Struct, frozen=True, kw_only=True):
+    """One phase of a start: seconds since the process group began, and how long the phase took (None: it runs)."""
+
+    name: str
+    process: str
+    began_s: float
+    took_s: float | None = None
+    detail: str = ""
+    fraction: float | None = None

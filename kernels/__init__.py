@@ -1,0 +1,1 @@
+"""Named operations with a reference meaning, and the ways to compute them."""

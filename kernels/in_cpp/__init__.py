@@ -1,0 +1,1 @@
+"""Implementations in C++ for CPUs, compiled on first use and cached."""
