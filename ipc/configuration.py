@@ -1,0 +1,90 @@
+"""What each process is told at birth: frozen slices of the options, one per owner. First message on the control link."""
+
+from msgspec import Struct
+
+
+class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
+    """One device worker. `core_address` is a ZeroMQ endpoint; descriptors of the rings ride along (see control.Attach)."""
+
+    rank: int
+    num_ranks: int
+    generation: int
+    core_address: str
+    run_directory: str
+    cache_directory: str
+    model: str
+    platform: str | None = None
+    device_index: int | None = None
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    max_model_len: int | None = None
+    load_format: str = "auto"
+    memory_utilization: float = 0.9
+    kv_memory_bytes: int | None = None
+    kernel_pins: dict[str, str] = {}
+    without_kernels: tuple[str, ...] = ()
+    enforce_eager: bool = False
+    seed: int = 0
+    num_threads: int | None = None
+    spin_s: float = 0.0
+    null_script: str = ""
+    collective_timeout_s: float = 120.0
+
+
+class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
+    """The engine core. None means: decide from facts."""
+
+    incarnation: int
+    generation: int
+    num_ranks: int
+    frontends_address: str
+    workers_address: str
+    block_size: int | None = None
+    num_blocks: int | None = None
+    max_num_seqs: int | None = None
+    max_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    prefix_caching: bool = True
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    stall_limit_s: float = 20.0
+    seed: int = 0
+    idle_canary_s: float = 30.0
+
+
+class RequestLimits(Struct, frozen=True, kw_only=True):
+    """Bounds on one request at the HTTP door; each refusal names its option."""
+
+    max_n: int = 128
+    max_logprobs: int = 20
+    max_stop_strings: int = 16
+    max_stop_token_ids: int = 128
+    max_logit_bias: int = 1024
+    max_prompts: int = 2048
+    max_body_bytes: int = 64 << 20
+    max_header_bytes: int = 64 << 10
+
+
+class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):
+    """One frontend process. The model directory comes later (control.ModelKnown), so that the port opens at once."""
+
+    index: int
+    num_frontends: int
+    incarnation: int
+    core_address: str
+    host: str
+    port: int
+    served_model_name: str
+    api_keys: tuple[str, ...] = ()
+    limits: RequestLimits = RequestLimits()
+    chat_template: str | None = None
+    default_max_tokens: int | None = None
+    control_tokens_in_content: bool = False
+    generation_defaults: bool = True
+    stall_limit_s: float = 20.0
+    drain_timeout_s: float = 30.0
+    log_requests: bool = False
+    trust_request_templates: bool = False
+
+
+Configuration = WorkerConfiguration | CoreConfiguration | FrontendConfiguration

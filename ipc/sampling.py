@@ -1,0 +1,42 @@
+"""How to choose tokens, as the engine core and the workers need it: integers and floats only."""
+
+from msgspec import Struct
+
+
+class Sampling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Settled, validated sampling of one request. Text (stop strings) stays in the frontend.
+
+    `end_token_ids` are the model's own ends (ignored when the user asked to ignore them: then empty);
+    `stop_token_ids` are the user's. Both end a sequence; the first kind is never shown as text.
+    `max_tokens` counts output tokens and is always set. Temperature 0 is greedy. `top_k` 0 is off.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    end_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+
+class Pooling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """A request for a vector instead of tokens."""
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
+class Grammar(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """A constraint on the output. `kind` is one of json_schema, json_object, regex, choice, lark."""
+
+    kind: str
+    source: str
