@@ -1,10 +1,10 @@
-"""What each process is told at birth: frozen slices of the options, one per owner. First message on the control link."""
+"""What each process is told at birth: frozen slices of the options. First message on the control link."""
 
 from msgspec import Struct
 
 
 class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
-    """One device worker. `core_address` is a ZeroMQ endpoint; descriptors of the rings ride along (see control.Attach)."""
+    """One device worker. `core_address` is a ZeroMQ endpoint; the rings ride along (see control.Attach)."""
 
     rank: int
     num_ranks: int

@@ -59,8 +59,8 @@ _PLAN = {
     "counts": np.int32,  # tokens computed now
     "flags": np.uint8,  # WorkFlag
     "token_ids": np.int32,  # [T] inputs of the items without FROM_DEVICE, in work order
-    "targets": np.int32,  # next-token ids of the items with PROMPT_LOGPROBS, `counts` each; a prompt's end has one fewer
-    "target_counts": np.int32,  # [W'] how many targets each item with PROMPT_LOGPROBS has
+    "targets": np.int32,  # next-token ids of the items with PROMPT_LOGPROBS, flat
+    "target_counts": np.int32,  # targets of each item with PROMPT_LOGPROBS: `counts`, or one fewer at the prompt's end
     # block grants, in order: the blocks of `block_ids` extend the row's table from index `block_firsts`
     "block_rows": np.int32,  # [K]
     "block_firsts": np.int32,  # [K]
