@@ -22,6 +22,7 @@ class RingKind(IntEnum):
     MASKS = 2
     RESULT = 3
     OVERSIZED = 4  # the payload follows as a ZeroMQ frame that names this slot's sequence number
+    FAILED = 5  # in place of a result: a msgpack StepError
 
 
 class WorkFlag(IntFlag):

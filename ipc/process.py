@@ -159,14 +159,16 @@ class Adopted(NamedTuple):
 def adopt() -> Adopted:
     """First statement of a child's main, before heavy imports: die with the parent, then receive `Begin`.
 
-    SIGINT is ignored: a Ctrl-C reaches the whole foreground group, and the supervisor alone decides what it means.
+    SIGINT and SIGTERM are ignored: they often reach the whole process group, and the supervisor alone decides what
+    they mean; it ends a child by Stop or SIGKILL.
     """
     parser = argparse.ArgumentParser()
     for name in ("--control", "--death-pipe", "--parent"):
         parser.add_argument(name, type=int, required=True)
     arguments = parser.parse_args()
     die_with_parent(arguments.death_pipe, arguments.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     link: ControlLink[ToChild] = ControlLink(socket.socket(fileno=arguments.control), TO_CHILD)
     begin, descriptors = link.receive()
     assert isinstance(begin, Begin), f"the first control message was {type(begin).__name__}"

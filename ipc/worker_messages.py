@@ -101,7 +101,10 @@ class StepErrorKind(StrEnum):
 
 
 class StepError(Message, frozen=True, tag="step_error"):
-    """One step failed; its sequences cannot go on, the worker can. `text` names shapes and the first cause."""
+    """One step failed; its sequences cannot go on, the worker can. `text` names shapes and the first cause.
+
+    Travels in the result ring, in the slot where the step's result would be, so that order holds.
+    """
 
     rank: int
     generation: int
@@ -134,8 +137,9 @@ class KernelsChanged(Message, frozen=True, tag="kernels_changed"):
     resolutions: tuple[Resolution, ...]
 
 
-FromWorker = WorkerHello | Loaded | WorkerReady | Heartbeat | StepError | OversizedResult | KernelsChanged
+FromWorker = WorkerHello | Loaded | WorkerReady | Heartbeat | OversizedResult | KernelsChanged
 ToWorker = Negotiated | Allocate | OversizedPlan
 
 FROM_WORKER: Decoder[FromWorker] = Decoder(FromWorker)
 TO_WORKER: Decoder[ToWorker] = Decoder(ToWorker)
+STEP_ERROR: Decoder[StepError] = Decoder(StepError)

@@ -1,0 +1,463 @@
+"""The engine core's actor: sockets on one side, rings on the other, the engine between them.
+
+Everything on the step path runs inside one callback: a doorbell rings, results are committed, news goes out, the next
+plan goes into the ring. No task wakes up per step.
+"""
+
+import asyncio
+import gc
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import zmq
+
+from ..ipc.actor import Actor
+from ..ipc.channel import RouterChannel
+from ..ipc.conditions import Refusal
+from ..ipc.configuration import CoreConfiguration
+from ..ipc.control import (
+    Attach,
+    Drain,
+    Drained,
+    FrontendLost,
+    PhaseReport,
+    Ready,
+    Refused,
+    StallReport,
+    Stop,
+    ToChild,
+    WorkersLost,
+)
+from ..ipc.facts import Phase
+from ..ipc.frontend_messages import (
+    TO_CORE,
+    Abort,
+    EngineState,
+    Failed,
+    FailKind,
+    FinishSequence,
+    Hello,
+    InfoReply,
+    InfoRequest,
+    MetricsReply,
+    MetricsRequest,
+    OutputColumns,
+    Outputs,
+    Rejected,
+    RejectKind,
+    Report,
+    ResetPrefixCache,
+    ServerInfo,
+    Submit,
+    ToCore,
+)
+from ..ipc.metrics import MetricFamily
+from ..ipc.plan import StepResult
+from ..ipc.process import ControlLink
+from ..ipc.sampling import Sampling
+from ..ipc.worker_messages import StepError
+from .admission import Door, admit
+from .commit import INTERNAL, Failure, News
+from .engine import Engine
+from .metric_totals import MetricTotals
+from .request import Request
+from .statistics import Statistics
+from .worker_group import WorkerGroup
+
+log = logging.getLogger("trimaran.core")
+
+HEARTBEAT_S = 1.0
+HANG_FACTOR = 6  # stalled for this many stall limits: the worker group is restarted
+_BOOT_TOKEN = 0
+
+
+class Owner:
+    """One frontend, as the core knows it."""
+
+    def __init__(self, peer: bytes, index: int, incarnation: int, number: int) -> None:
+        self.peer = peer
+        self.index = index
+        self.incarnation = incarnation
+        self.number = number
+
+
+class Core(Actor):
+    """Owns the engine, the worker group and the frontends' socket."""
+
+    def __init__(self, configuration: CoreConfiguration, control: ControlLink[ToChild], descriptors: list[int]) -> None:
+        super().__init__()
+        self.configuration = configuration
+        self.statistics = Statistics()
+        self.totals = MetricTotals()
+        self.engine: Engine | None = None
+        self._control = control
+        self._descriptors = descriptors
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._frontends: RouterChannel[ToCore] = RouterChannel(
+            self._context, configuration.frontends_address, TO_CORE, self._from_frontend
+        )
+        self.group = WorkerGroup(
+            self._context,
+            configuration,
+            on_ready=self._workers_ready,
+            on_result=self._result,
+            on_refusal=self._refuse,
+        )
+        self._owners: dict[bytes, Owner] = {}
+        self._by_number: dict[int, Owner] = {}
+        self._num_owners = 0
+        self._next_order = 0
+        self._next_internal = -1
+        self._is_booted = False
+        self._boot_s = 0.0
+        self._draining = False
+        self._loss = "the engine is starting"
+        self._last_step_s = time.monotonic()
+        self._stalled_since: float | None = None
+
+    async def open(self) -> None:
+        """Take connections, attach the first rings."""
+        self._control.open(self._from_supervisor, self.stop)
+        self._frontends.open()
+        self.group.open()
+        self.group.attach(self.configuration.generation, self._descriptors)
+        self.start_task(self._beat(), "heartbeat")
+
+    async def close(self) -> None:
+        """Give sockets and rings back."""
+        self.group.close()
+        self._frontends.close()
+        self._context.term()
+
+    # the step path
+
+    def _result(self, result: StepResult | StepError) -> None:
+        assert self.engine is not None
+        if isinstance(result, StepError):
+            log.error("step %d failed (%s): %s", result.step, result.kind.value, result.text)
+        self._tell(self.engine.commit(result, time.monotonic()))
+        self._pump()
+
+    def _pump(self) -> None:
+        """Keep two steps in flight while there is work."""
+        engine = self.engine
+        if engine is None or not self.group.is_ready:
+            return
+        while engine.can_plan() and self.group.can_publish():
+            now = time.monotonic()
+            plan = engine.plan(now)
+            if plan is None:
+                break
+            self._last_step_s = now
+            self.group.publish(plan)
+        if self._draining and not engine.requests:
+            self._control.send(Drained())
+
+    def _tell(self, news: News) -> None:
+        for number, columns in news.outputs:
+            self._send_outputs(number, columns)
+        self._fail(news.failures)
+
+    def _send_outputs(self, number: int, columns: OutputColumns) -> None:
+        if number == INTERNAL:
+            self._own_token()
+        elif (owner := self._by_number.get(number)) is not None:
+            self._frontends.send(owner.peer, Outputs(), OutputColumns.SCHEMA.pack(columns.values()))
+
+    def _fail(self, failures: list[Failure]) -> None:
+        for request, kind, text in failures:
+            owner = self._by_number.get(request.owner)
+            if owner is not None:
+                self._frontends.send(owner.peer, Failed((request.request_id,), kind, text))
+
+    # frontends
+
+    def _from_frontend(self, peer: bytes, message: ToCore, frames: list[bytes]) -> None:
+        match message:
+            case Submit():
+                self._submit(peer, message, frames)
+            case Abort():
+                self._abort(peer, message.request_id)
+            case FinishSequence():
+                self._finish_sequence(peer, message)
+            case Hello():
+                self._know(peer, message)
+                self._frontends.send(peer, self._state())
+            case Report():
+                self.totals.report(message)
+            case MetricsRequest():
+                self._frontends.send(peer, MetricsReply(message.query_id, tuple(self._metrics())))
+            case InfoRequest():
+                self._frontends.send(peer, InfoReply(message.query_id, self._info()))
+            case ResetPrefixCache():
+                if self.engine is not None:
+                    self.engine.pool.forget_free_content()
+                self._frontends.send(peer, InfoReply(message.query_id, self._info()))
+
+    def _know(self, peer: bytes, hello: Hello) -> None:
+        if peer not in self._owners:
+            self._num_owners += 1
+            owner = Owner(peer, hello.index, hello.incarnation, self._num_owners)
+            self._owners[peer] = self._by_number[owner.number] = owner
+
+    def _submit(self, peer: bytes, submit: Submit, frames: list[bytes]) -> None:
+        owner = self._owners.get(peer)
+        if owner is None or submit.core_incarnation != self.configuration.incarnation:
+            return  # meant for a core that is gone; its frontend has failed it already
+        engine = self.engine
+        if engine is None or not self._is_booted or self._draining:
+            text = "the server is shutting down" if self._draining else self._loss
+            self._frontends.send(peer, Rejected(submit.request_id, RejectKind.UNAVAILABLE, text, self._retry_after_s()))
+            return
+        if submit.request_id in engine.requests:
+            self._frontends.send(
+                peer, Rejected(submit.request_id, RejectKind.INVALID, "this request id is already in use", None)
+            )
+            return
+        answer = admit(
+            submit,
+            frames[0] if frames else b"",
+            self._door(engine),
+            owner=owner.number,
+            order=self._next_order,
+            num_queued=len(engine.waiting),
+            num_queued_tokens=engine.waiting.num_tokens,
+            root=lambda salt, adapter: engine.cache.root(salt=salt, adapter=adapter),
+            retry_after_s=self._retry_after_s(),
+            default_seed=self.configuration.seed,
+        )
+        if isinstance(answer, Rejected):
+            self.statistics.num_rejected += 1
+            self._frontends.send(peer, answer)
+            return
+        self._next_order += 1
+        engine.submit(answer)
+        self._pump()
+
+    def _door(self, engine: Engine) -> Door:
+        return Door(
+            max_model_len=engine.limits.max_model_len,
+            vocab_size=engine.limits.vocab_size,
+            max_queued_requests=self.configuration.max_queued_requests,
+            max_queued_tokens=self.configuration.max_queued_tokens,
+        )
+
+    def _abort(self, peer: bytes, request_id: int) -> None:
+        engine, owner = self.engine, self._owners.get(peer)
+        request = engine.requests.get(request_id) if engine is not None else None
+        if engine is not None and request is not None and owner is not None and request.owner == owner.number:
+            self._send_outputs(owner.number, engine.abort(request, time.monotonic()))
+            self._pump()
+
+    def _finish_sequence(self, peer: bytes, message: FinishSequence) -> None:
+        engine, owner = self.engine, self._owners.get(peer)
+        request = engine.requests.get(message.request_id) if engine is not None else None
+        if engine is None or request is None or owner is None or request.owner != owner.number:
+            return
+        columns = engine.finish_sequence(request, message.choice, time.monotonic())
+        if columns is not None:
+            self._send_outputs(owner.number, columns)
+            self._pump()
+
+    def _retry_after_s(self) -> float:
+        return 1.0 if self._is_booted else 2.0
+
+    # the supervisor
+
+    def _from_supervisor(self, message: ToChild, descriptors: list[int]) -> None:
+        match message:
+            case Attach():
+                self.group.attach(message.generation, descriptors)
+            case WorkersLost():
+                self._lose_workers(message)
+            case FrontendLost():
+                self._lose_frontend(message)
+            case Drain():
+                self._draining = True
+                self._broadcast_state()
+                self._pump()
+                if self.engine is None:
+                    self._control.send(Drained())
+            case Stop():
+                self.stop()
+            case _:
+                log.warning("the core has no use for %s", type(message).__name__)
+
+    def _lose_workers(self, message: WorkersLost) -> None:
+        if message.generation != self.group.generation:
+            return
+        self.group.detach()
+        self._is_booted = False
+        self._stalled_since = None
+        self._loss = f"the device workers are being restarted: {message.cause}"
+        if self.engine is not None:
+            self._fail(self.engine.fail_all(FailKind.WORKER_LOST, f"the device worker was lost: {message.cause}"))
+            self.engine = None
+        self._broadcast_state()
+        if self._draining:
+            self._control.send(Drained())
+
+    def _lose_frontend(self, message: FrontendLost) -> None:
+        gone = [
+            owner
+            for owner in self._owners.values()
+            if owner.index == message.index and owner.incarnation == message.incarnation
+        ]
+        for owner in gone:
+            del self._owners[owner.peer], self._by_number[owner.number]
+            if self.engine is not None:
+                mine = [request for request in self.engine.requests.values() if request.owner == owner.number]
+                for request in mine:
+                    self.engine.abort(request, time.monotonic())
+        self._pump()
+
+    # boot, canary, state
+
+    def _workers_ready(self) -> None:
+        group = self.group
+        assert group.limits is not None and group.settled is not None
+        self.engine = Engine(
+            group.limits,
+            max_batched_tokens=group.settled.max_batched_tokens,
+            prefix_caching=self.configuration.prefix_caching,
+            statistics=self.statistics,
+        )
+        self._boot_s = time.monotonic()
+        self._submit_own()
+
+    def _submit_own(self) -> None:
+        """One token of the engine's own making proves that it can make tokens."""
+        assert self.engine is not None
+        request = Request(
+            request_id=self._next_internal,
+            owner=INTERNAL,
+            order=self._next_order,
+            prompt=np.array([_BOOT_TOKEN], np.int32),
+            sampling=Sampling(max_tokens=1, temperature=0.0, seed=0),
+            priority=0,
+            arrival_s=time.monotonic(),
+        )
+        self._next_internal -= 1
+        self._next_order += 1
+        self.engine.submit(request)
+        self._pump()
+
+    def _own_token(self) -> None:
+        if self._is_booted:
+            return
+        self._is_booted = True
+        self._loss = ""
+        gc.collect()
+        gc.freeze()
+        took_s = time.monotonic() - self._boot_s
+        self._control.send(PhaseReport(Phase(name="boot token", process="core", began_s=self._boot_s, took_s=took_s)))
+        self._control.send(Ready(self.group.generation, self._ready_lines()))
+        self._broadcast_state()
+
+    def _ready_lines(self) -> tuple[str, ...]:
+        lines = [f"{item.name} = {item.value}: {item.reason}" for item in self.group.decisions]
+        for found in self.group.resolutions:
+            reasons = {**found.rejected, **found.demoted}
+            because = "".join(f"; not {name}: {reason}" for name, reason in reasons.items())
+            lines.append(f"kernel {found.kernel} = {found.chosen}{because}")
+        return tuple(lines)
+
+    def _state(self) -> EngineState:
+        engine = self.engine
+        stall = self.group.stall(self.configuration.stall_limit_s, time.monotonic()) if self._is_booted else None
+        reason = "the server is shutting down" if self._draining else self._loss or stall or ""
+        return EngineState(
+            incarnation=self.configuration.incarnation,
+            generation=self.group.generation,
+            ready=self._is_booted and stall is None and not self._draining,
+            reason=reason,
+            limits=engine.limits if engine is not None else None,
+            num_running=engine.num_running if engine is not None else 0,
+            num_waiting=engine.num_waiting if engine is not None else 0,
+            draining=self._draining,
+            retry_after_s=self._retry_after_s(),
+        )
+
+    def _broadcast_state(self) -> None:
+        state = self._state()
+        for owner in self._owners.values():
+            self._frontends.send(owner.peer, state)
+
+    async def _beat(self) -> None:
+        interval = min(HEARTBEAT_S, self.configuration.stall_limit_s / 4)
+        while True:
+            self._broadcast_state()
+            self._watch_stall()
+            idle_s = time.monotonic() - self._last_step_s
+            is_idle = self._is_booted and self.engine is not None and not self.engine.requests and not self._draining
+            if is_idle and idle_s > self.configuration.idle_canary_s:
+                self._submit_own()
+            await asyncio.sleep(interval)
+
+    def _watch_stall(self) -> None:
+        now, limit_s = time.monotonic(), self.configuration.stall_limit_s
+        stall = self.group.stall(limit_s, now) if self._is_booted else None
+        if stall is None:
+            self._stalled_since = None
+        elif self._stalled_since is None:
+            log.warning("not ready: %s", stall)
+            self._stalled_since = now
+        elif now - self._stalled_since > (HANG_FACTOR - 1) * limit_s:
+            self._control.send(StallReport(self.group.generation, stall))
+            self._stalled_since = now
+
+    def _refuse(self, error: Exception) -> None:
+        if not isinstance(error, Refusal):
+            raise error
+        self._control.send(Refused(str(error)))
+
+    # what users ask
+
+    def _metrics(self) -> list[MetricFamily]:
+        engine = self.engine
+        gauges: dict[str, tuple[float, str]] = {}
+        counters: dict[str, tuple[float, str]] = {}
+        gauges["engine_ready"] = (float(self._state().ready), "1 when the engine can make a token now")
+        gauges["engine_generation"] = (float(self.group.generation), "How often the worker group was started")
+        if engine is not None:
+            pool, scheduler = engine.pool, engine.scheduler
+            gauges |= {
+                "num_requests_running": (engine.num_running, "Sequences that hold a row"),
+                "num_requests_waiting": (engine.num_waiting, "Sequences that wait for a row"),
+                "kv_cache_usage_perc": (pool.num_held / pool.num_blocks, "Share of KV blocks held, 0 to 1"),
+                "kv_cache_blocks": (pool.num_blocks, "KV blocks in all"),
+                "queue_limit_requests": (self.configuration.max_queued_requests or 0, "Requests that may wait; 0: any"),
+            }
+            counters |= {
+                "num_preemptions_total": (scheduler.num_preemptions, "Sequences whose blocks were taken back"),
+                "recomputed_tokens_total": (scheduler.num_recomputed_tokens, "Positions to compute again after that"),
+                "computed_tokens_total": (scheduler.num_computed_tokens, "Positions computed"),
+                "prefix_cache_queries_total": (engine.cache.num_queried_tokens, "Tokens looked up in the prefix cache"),
+                "prefix_cache_hits_total": (engine.cache.num_hit_tokens, "Tokens found in the prefix cache"),
+                "kernels_compiled_after_ready_total": (self._compiled_after_ready(), "Kernels compiled after ready"),
+            }
+        else:
+            gauges |= {
+                "num_requests_running": (0.0, "Sequences that hold a row"),
+                "num_requests_waiting": (0.0, "Sequences that wait for a row"),
+                "kv_cache_usage_perc": (0.0, "Share of KV blocks held, 0 to 1"),
+            }
+        return [*self.statistics.families(gauges, counters), *self.totals.families()]
+
+    def _compiled_after_ready(self) -> int:
+        return sum(beat.compiled_after_ready for _, beat in self.group.heartbeats.values())
+
+    def _info(self) -> ServerInfo:
+        group = self.group
+        return ServerInfo(
+            generation=group.generation,
+            model=group.model,
+            limits=self.engine.limits if self.engine is not None else None,
+            devices=group.profiles,
+            kernels=group.resolutions,
+            decisions=group.decisions,
+            memory=group.memory,
+            phases=group.phases,
+        )

@@ -1,0 +1,130 @@
+"""The engine without its sockets: requests in, plans out, results in, news out. Deterministic, single-threaded."""
+
+import numpy as np
+
+from ..ipc.frontend_messages import EngineLimits, FailKind, FinishReason, OutputColumns
+from ..ipc.plan import StepPlan, StepResult
+from ..ipc.worker_messages import StepError, StepErrorKind
+from .block_pool import BlockPool
+from .commit import Committer, Failure, News
+from .prefix_cache import PrefixCache
+from .request import Request, Sequence, State
+from .scheduler import Scheduler
+from .sequence_table import SequenceTable
+from .statistics import Statistics
+from .waiting_line import WaitingLine
+
+MAX_STEPS_IN_FLIGHT = 2
+
+
+class Engine:
+    """One generation's requests. Every submitted request leaves by exactly one terminal entry or failure."""
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        *,
+        max_batched_tokens: int,
+        prefix_caching: bool,
+        statistics: Statistics,
+        max_steps_in_flight: int = MAX_STEPS_IN_FLIGHT,
+    ) -> None:
+        self.limits = limits
+        self.statistics = statistics
+        self.pool = BlockPool(limits.num_blocks)
+        self.cache = PrefixCache(self.pool, limits.block_size, enabled=prefix_caching)
+        self.table = SequenceTable(
+            num_rows=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            block_size=limits.block_size,
+            pool=self.pool,
+            cache=self.cache,
+        )
+        self.waiting = WaitingLine()
+        self.scheduler = Scheduler(self.table, self.waiting, max_batched_tokens=max_batched_tokens)
+        self.committer = Committer(self.scheduler, statistics)
+        self.requests: dict[int, Request] = {}
+        self._max_steps_in_flight = max_steps_in_flight
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a row."""
+        return len(self.table.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait: in line, or for their request's first sequence to compute the prompt."""
+        followers = sum(
+            sequence.state is State.WAITING and not sequence.is_queued
+            for request in self.requests.values()
+            if len(request.sequences) > 1
+            for sequence in request.sequences
+        )
+        return len(self.waiting) + followers
+
+    def submit(self, request: Request) -> None:
+        """The request's first sequence stands in line; the others wait until it has computed the prompt."""
+        assert request.request_id not in self.requests
+        self.requests[request.request_id] = request
+        self.waiting.add(request.sequences[0])
+
+    def can_plan(self) -> bool:
+        """Whether another step may be in flight."""
+        return len(self.scheduler.in_flight) < self._max_steps_in_flight
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step's plan, or None when there is nothing to compute now."""
+        return self.scheduler.plan(now) if self.scheduler.has_work else None
+
+    def commit(self, result: StepResult | StepError, now: float) -> News:
+        """The oldest plan in flight has returned, or failed."""
+        record = self.scheduler.in_flight[0]
+        if isinstance(result, StepError):
+            assert result.step == record.step, f"step {result.step} failed, {record.step} was awaited"
+            text = f"the step that computed this request failed: {result.text}"
+            if result.kind is StepErrorKind.OUT_OF_MEMORY:
+                text += "; lower --memory-utilization, --max-batched-tokens or --max-num-seqs"
+            news = self.committer.fail_step(FailKind.STEP_FAILED, text, now)
+        else:
+            self.scheduler.observe(record, float(result.seconds.sum()) if len(result.seconds) else 0.0)
+            news = self.committer.commit(result, now)
+        for request in news.over:
+            self.requests.pop(request.request_id, None)
+        return news
+
+    def abort(self, request: Request, now: float) -> OutputColumns:
+        """End every sequence of a request at its frontend's wish: its terminal entries."""
+        living = [sequence for sequence in request.sequences if sequence.state is not State.ENDED]
+        return self._end(request, living, now)
+
+    def finish_sequence(self, request: Request, choice: int, now: float) -> OutputColumns | None:
+        """End one sequence at its frontend's wish; None if it has ended already."""
+        if not 0 <= choice < len(request.sequences) or request.sequences[choice].state is State.ENDED:
+            return None
+        return self._end(request, [request.sequences[choice]], now)
+
+    def fail_all(self, kind: FailKind, text: str) -> list[Failure]:
+        """The worker group is gone: every live request fails, every block and row is free."""
+        failures = [self.committer.fail(request, kind, text) for request in self.requests.values()]
+        self.requests.clear()
+        self.scheduler.in_flight.clear()
+        self.table.clear()
+        return failures
+
+    def _end(self, request: Request, sequences: list[Sequence], now: float) -> OutputColumns:
+        for sequence in sequences:
+            self.committer.end_sequence(sequence, FinishReason.ABORTED, now)
+        self.scheduler.settle()
+        num = len(sequences)
+        done = np.zeros(num, np.uint8)
+        if request.is_over:
+            done[-1] = 1
+            del self.requests[request.request_id]
+        return OutputColumns(
+            request_ids=np.full(num, request.request_id, np.int64),
+            choices=np.array([sequence.choice for sequence in sequences], np.int32),
+            token_counts=np.zeros(num, np.int32),
+            finish=np.full(num, FinishReason.ABORTED, np.uint8),
+            done=done,
+            cached_tokens=np.zeros(num, np.int32),
+        )

@@ -1,0 +1,131 @@
+"""The client's ask, and its sequences: one token stream each (n asks n)."""
+
+from enum import Enum
+
+import numpy as np
+
+from ..ipc.sampling import Grammar, Pooling, Sampling
+
+
+class State(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"  # not seated: new, preempted, or a follower of a sequence that still computes the prompt
+    PREFILL = "prefill"  # seated, some known tokens not yet planned
+    DECODE = "decode"  # seated, one token per step
+    PREEMPTING = "preempting"  # chosen to give its blocks back once the plans that name it have returned
+    ENDED = "ended"
+
+
+Key = tuple[int, int, int]
+
+
+class Request:
+    """What a frontend submitted. `owner` names the frontend to the core; `order` is its place in line."""
+
+    __slots__ = (
+        "adapter",
+        "arrival_s",
+        "cached_tokens",
+        "first_scheduled_s",
+        "grammar",
+        "order",
+        "owner",
+        "pooling",
+        "priority",
+        "prompt",
+        "request_id",
+        "root",
+        "sampling",
+        "sequences",
+        "shared_blocks",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: int,
+        owner: int,
+        order: int,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        num_sequences: int = 1,
+        priority: int = 0,
+        arrival_s: float = 0.0,
+        root: bytes = b"",
+        pooling: Pooling | None = None,
+        grammar: Grammar | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.owner = owner
+        self.order = order
+        self.prompt = prompt
+        self.sampling = sampling
+        self.priority = priority
+        self.arrival_s = arrival_s
+        self.root = root
+        self.pooling = pooling
+        self.grammar = grammar
+        self.cached_tokens: int | None = None
+        self.first_scheduled_s: float | None = None
+        self.shared_blocks: list[int] = []  # the prompt's full blocks, held for followers that are not seated yet
+        self.sequences = [Sequence(self, choice) for choice in range(num_sequences)]
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt)
+
+    @property
+    def is_over(self) -> bool:
+        """No sequence of it lives any more."""
+        return all(sequence.state is State.ENDED for sequence in self.sequences)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of prompt tokens were asked for."""
+        return self.sampling.num_prompt_logprobs is not None
+
+
+class Sequence:
+    """One token stream. While seated, its counts live in the sequence table's columns at `row`."""
+
+    __slots__ = (
+        "blocks",
+        "bypassed",
+        "choice",
+        "hashes",
+        "is_queued",
+        "key",
+        "num_outputs_before",
+        "num_preemptions",
+        "prompt_logprobs_sent",
+        "request",
+        "reserved",
+        "row",
+        "saved",
+        "state",
+    )
+
+    def __init__(self, request: Request, choice: int) -> None:
+        self.request = request
+        self.choice = choice
+        self.key: Key = (request.priority, request.order, choice)
+        self.state = State.WAITING
+        self.row = -1
+        self.blocks: list[int] = []
+        self.hashes: list[bytes] = []
+        self.saved: np.ndarray | None = None  # committed tokens of a preempted sequence
+        self.num_preemptions = 0
+        self.prompt_logprobs_sent = 0
+        self.bypassed = 0  # later arrivals that were seated before it because it did not fit
+        self.is_queued = False
+        self.reserved = False  # blocks for its whole possible length are set aside
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """The committed tokens of a sequence that is not seated, int32."""
+        return self.request.prompt if self.saved is None else self.saved
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.request.request_id}:{self.choice} {self.state.value} row {self.row}>"
