@@ -118,7 +118,7 @@ class Committer:
     # parts of commit
 
     def _sequence(self, row: Any) -> Sequence:
-        sequence = self.table.sequences[row]
+        sequence: Sequence | None = self.table.sequences[row]
         assert sequence is not None
         return sequence
 

@@ -142,15 +142,15 @@ class Scheduler:
     def _grant_decodes(self, builder: PlanBuilder, rows: Array, is_lacking: Array) -> Array:
         """Give each lacking row one block, first in line first; which of `rows` may run now."""
         table = self.table
-        lacking = sorted((table.sequences[row] for row in rows[is_lacking]), key=lambda found: found.key)  # type: ignore[union-attr]
+        found = [sequence for row in rows[is_lacking] if (sequence := table.sequences[row]) is not None]
+        failed = [
+            sequence.row
+            for sequence in sorted(found, key=lambda sequence: sequence.key)
+            if sequence.state is not State.DECODE or not self._grant(sequence, 1, builder)
+        ]
         runs = np.ones(len(rows), np.bool_)
-        failed = set()
-        for sequence in lacking:
-            assert sequence is not None
-            if sequence.state is not State.DECODE or not self._grant(sequence, 1, builder):
-                failed.add(sequence.row)
         if failed:
-            runs &= ~np.isin(rows, list(failed))
+            runs &= ~np.isin(rows, failed)
         return runs & table.decoding[rows]
 
     def _grant(self, sequence: Sequence, num_blocks: int, builder: PlanBuilder) -> bool:

@@ -129,7 +129,7 @@ class WorkerGroup:
         self._plans, self._results, self._doorbell, self._owned, self._arrived = None, [], None, [], []
         self.is_ready = False
         for told in (self._hellos, self._loaded, self._ready, self.heartbeats, self._peers):
-            told.clear()  # type: ignore[attr-defined]
+            told.clear()
 
     # plans and results
 
