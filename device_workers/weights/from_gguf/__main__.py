@@ -1,4 +1,4 @@
-"""`python -m trimaran.device_workers.weights.from_gguf FILE CACHE [--without-tokenizer]`: converts, telling its progress.
+"""`python -m trimaran.device_workers.weights.from_gguf FILE CACHE [--without-tokenizer]`: converts, in lines.
 
 Lines on stdout, each a word and its text: `progress FRACTION WHAT`, `warning TEXT`, and last `done FOLDER` (exit 0) or
 `refused TEXT` (exit 2). A process of its own, since the supervisor's loop must not do this work.

@@ -1,6 +1,6 @@
 """Converts a GGUF model once into a Hugging Face folder in the cache.
 
-A conversion is atomic: it happens in a partial folder, under a lock that other starts wait for, and appears by a rename.
+A conversion is atomic: it happens in a partial folder, under a lock that other starts wait for, and ends by a rename.
 A folder whose files have not the sizes that its manifest states is made anew.
 """
 
@@ -146,7 +146,7 @@ def _write_weights(path: Path, source: Source, architecture: Architecture, dtype
     free = shutil.disk_usage(path.parent).free
     if free < len(header) + num_bytes + FREE_MARGIN_BYTES:
         raise Refused(
-            f"The converted model takes {num_bytes / 1e6:.0f} MB, and {path.parent.parent} has {free / 1e6:.0f} MB free. "
+            f"The converted model takes {num_bytes / 1e6:.0f} MB, {path.parent.parent} has {free / 1e6:.0f} MB. "
             "Free some there, or name another folder with --cache-dir."
         )
     slices = (

@@ -1,6 +1,6 @@
 """Writes a safetensors file tensor by tensor, so that no more than a slice of one is in memory.
 
-The format: an 8-byte little-endian length, a JSON header of dtype, shape and byte range of each tensor, the tensors' bytes.
+The format: an 8-byte little-endian length, a JSON header with dtype, shape and byte range of each tensor, the bytes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -101,7 +101,11 @@ def _byte_level(source: Source) -> tuple[Tokenizer, bool]:
         raise Refused(_unsupported(source, f"pre-tokenizer {name!r}", sorted(PRE_TOKENIZERS)))
     pre = PRE_TOKENIZERS[name]
     merges = [_pair(merge) for merge in source.need("tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(models.BPE(vocab=_vocabulary(source), merges=merges, ignore_merges=pre.ignore_merges))
+    try:
+        model = models.BPE(vocab=_vocabulary(source), merges=merges, ignore_merges=pre.ignore_merges)
+    except Exception as error:  # all that the library raises for merges that do not fit the vocabulary
+        raise Refused(_unsupported(source, f"tokenizer ({error})", sorted(PRE_TOKENIZERS))) from None
+    tokenizer = Tokenizer(model)
     if pre.composes:
         tokenizer.normalizer = normalizers.NFC()
     cuts: list[pre_tokenizers.PreTokenizer] = []
