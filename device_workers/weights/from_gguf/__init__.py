@@ -1,0 +1,1 @@
+"""Single and split GGUF files, converted once into a Hugging Face directory. Torch-free."""
