@@ -9,7 +9,7 @@ from .block_pool import BlockPool
 from .commit import Committer, Failure, News
 from .prefix_cache import PrefixCache
 from .request import Request, Sequence, State
-from .scheduler import Scheduler
+from .scheduler import FIRST_HORIZON, Scheduler
 from .sequence_table import SequenceTable
 from .statistics import Statistics
 from .waiting_line import WaitingLine
@@ -28,6 +28,7 @@ class Engine:
         prefix_caching: bool,
         statistics: Statistics,
         max_steps_in_flight: int = MAX_STEPS_IN_FLIGHT,
+        first_horizon: int = FIRST_HORIZON,
     ) -> None:
         self.limits = limits
         self.statistics = statistics
@@ -41,7 +42,9 @@ class Engine:
             cache=self.cache,
         )
         self.waiting = WaitingLine()
-        self.scheduler = Scheduler(self.table, self.waiting, max_batched_tokens=max_batched_tokens)
+        self.scheduler = Scheduler(
+            self.table, self.waiting, max_batched_tokens=max_batched_tokens, first_horizon=first_horizon
+        )
         self.committer = Committer(self.scheduler, statistics)
         self.requests: dict[int, Request] = {}
         self._max_steps_in_flight = max_steps_in_flight

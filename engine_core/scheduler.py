@@ -50,6 +50,7 @@ class Scheduler:
         *,
         max_batched_tokens: int,
         mixed_step_s: float = 0.25,
+        first_horizon: int = FIRST_HORIZON,
     ) -> None:
         assert max_batched_tokens >= table.num_rows, "every running sequence needs one token of the budget"
         self.table = table
@@ -63,7 +64,7 @@ class Scheduler:
         self._prefill_token_s = 0.0
         self._next_step = 1
         self._returned_step = 0
-        self._horizon = FIRST_HORIZON
+        self._first_horizon = self._horizon = first_horizon
         self._calm_steps = 0
         self._stuck: tuple[int, int] | None = None
 
@@ -220,11 +221,11 @@ class Scheduler:
             num_others -= 1
             left -= self._choose(chosen, sequence, left, num_others)
         while left > 0 and len(self.waiting) and self.table.num_free_rows:
-            sequence = self._seat_next(builder, now)
-            if sequence is None:
+            seated = self._seat_next(builder, now)
+            if seated is None:
                 break
             num_others -= 1
-            left -= self._choose(chosen, sequence, left, num_others)
+            left -= self._choose(chosen, seated, left, num_others)
         for sequence, count in chosen:
             extra = min(left, self._remaining(sequence) - count)
             left -= extra
@@ -373,5 +374,5 @@ class Scheduler:
         self._next_step += 1
         self._calm_steps += 1
         if self._calm_steps >= CALM_STEPS:
-            self._horizon, self._calm_steps = max(FIRST_HORIZON, self._horizon // 2), 0
+            self._horizon, self._calm_steps = max(self._first_horizon, self._horizon // 2), 0
         return plan
