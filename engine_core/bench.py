@@ -1,4 +1,4 @@
-"""`trimaran bench engine`: the core's own cost, without a model. Runs as a process: `python -m trimaran.engine_core.bench`.
+"""`trimaran bench engine`: the core alone, without a model. A process: `python -m trimaran.engine_core.bench`.
 
 Two measurements. Step cost: CPU time of plan and commit per step, at several numbers of running sequences, on a fake
 worker that answers at once. Round trip: time from publishing a plan into a ring to its result's arrival on the core's
@@ -104,9 +104,7 @@ def _full_engine(num_running: int, num_steps: int) -> Engine:
         block_size=_BLOCK,
         dtype="bfloat16",
     )
-    engine = Engine(
-        limits, max_batched_tokens=max(8192, num_running), prefix_caching=True, statistics=Statistics()
-    )
+    engine = Engine(limits, max_batched_tokens=max(8192, num_running), prefix_caching=True, statistics=Statistics())
     random = np.random.default_rng(0)
     for index in range(num_running):
         engine.submit(

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
 from trimaran.engine_core.engine import Engine
 from trimaran.engine_core.request import Request
 from trimaran.engine_core.statistics import Statistics
@@ -242,7 +241,7 @@ class EngineLife(RuleBasedStateMachine):
     @invariant()
     def aside_is_there(self) -> None:
         if hasattr(self, "engine"):
-            assert 0 <= self.engine.table.reserved_blocks
+            assert self.engine.table.reserved_blocks >= 0
 
     @invariant()
     def terminal_once(self) -> None:
