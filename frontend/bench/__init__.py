@@ -1,0 +1,1 @@
+"""Measuring a server from outside: workloads, a client that is not the bottleneck, the report."""
