@@ -1,4 +1,4 @@
-"""Sends a workload at a rate or in a closed loop. Runs as processes of its own: `python -m trimaran.frontend.bench.load`.
+"""Sends a workload at a rate or in a closed loop, in processes of its own: `python -m trimaran.frontend.bench.load`.
 
 Reads a Load as JSON on standard input, writes its outcomes as msgpack on standard output.
 """
