@@ -129,7 +129,7 @@ def merged_by_score(text: str) -> list[str]:
     symbols = list(SPACE + text.replace(" ", SPACE))
     while True:
         joins = [
-            (-scores[a + b], i) for i, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False)) if a + b in scores
+            (-scores[a + b], i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in scores
         ]
         if not joins:
             break
