@@ -1,6 +1,7 @@
 """A model written as GGUF and converted gives the logits of the original; its tokenizer cuts as the original would."""
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,7 @@ def merged_by_score(text: str) -> list[str]:
     scores = dict(zip(SPM_TOKENS, SPM_SCORES, strict=True))
     symbols = list(SPACE + text.replace(" ", SPACE))
     while True:
-        joins = [
-            (-scores[a + b], i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in scores
-        ]
+        joins = [(-scores[a + b], i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in scores]
         if not joins:
             break
         at = min(joins)[1]
