@@ -1,10 +1,11 @@
 """Random lives of the engine core against the suspicious oracle worker: nothing lost, nothing shared wrongly."""
 
+import os
 from collections import Counter, deque
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from trimaran.engine_core.engine import Engine
@@ -19,6 +20,8 @@ from trimaran.tests.pure.oracle_worker import OracleWorker, expected_tokens
 VOCAB = 97
 BLOCK = 4
 MAX_PREEMPTIONS = 5
+# a failure found is enough where nobody reads the example (tests/mutations)
+PHASES = tuple(phase for phase in Phase if phase is not Phase.shrink or "NO_SHRINK" not in os.environ)
 
 
 class Client:
@@ -284,7 +287,7 @@ class EngineLife(RuleBasedStateMachine):
 
 
 EngineLife.TestCase.settings = settings(
-    max_examples=500, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=500, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES
 )
 TestEngineLife = pytest.mark.timeout(240)(EngineLife.TestCase)
 
@@ -294,6 +297,6 @@ class LongEngineLife(EngineLife):
 
 
 LongEngineLife.TestCase.settings = settings(
-    max_examples=10_000, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=10_000, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES
 )
 TestLongEngineLife = pytest.mark.long(pytest.mark.timeout(1200)(LongEngineLife.TestCase))

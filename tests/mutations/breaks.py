@@ -1,0 +1,90 @@
+"""The deliberate breaks: what a shortcut could fake, and the tests that must notice."""
+
+from typing import NamedTuple
+
+
+class Break(NamedTuple):
+    """Replace `old` by `new` in `file`; then `tests` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
+SCHEDULING = ("tests/pure/test_scheduling.py",)
+
+BREAKS = (
+    Break(
+        "blocks come back while a plan in flight names them",
+        "engine_core/sequence_table.py",
+        "if self.last_step[sequence.row] <= returned_step]",
+        "if True]",
+        PROPERTIES,
+    ),
+    Break(
+        "a late token of an ended sequence is delivered",
+        "engine_core/commit.py",
+        "        is_alive = table.alive[sampled]\n",
+        "        is_alive = table.alive[sampled] | True\n",
+        PROPERTIES,
+    ),
+    Break(
+        "uncommitted blocks enter the prefix cache",
+        "engine_core/sequence_table.py",
+        "num_full = min(int(self.computed[row]), int(self.known[row])) // self.block_size",
+        "num_full = min(int(self.computed[row]), int(self.known[row])) // self.block_size + 1",
+        (*PROPERTIES, "tests/pure/test_scheduling.py"),
+    ),
+    Break(
+        "a salt does not separate",
+        "engine_core/prefix_cache.py",
+        "            if value is not None\n",
+        "            if value is not None and kind != b'salt'\n",
+        SCHEDULING,
+    ),
+    Break(
+        "a preempted sequence loses its pending token",
+        "engine_core/sequence_table.py",
+        "sequence.saved = self.history[row, : self.known[row]].copy()",
+        "sequence.saved = self.history[row, : self.known[row] - 1].copy()",
+        PROPERTIES,
+    ),
+    Break(
+        "preemption has no bound",
+        "engine_core/scheduler.py",
+        "victim.reserved = victim.num_preemptions >= RESERVE_AFTER",
+        "victim.reserved = False; self._horizon = 1",
+        SCHEDULING,
+    ),
+    Break(
+        "a long prompt takes the whole budget",
+        "engine_core/scheduler.py",
+        "share = left if num_others == 0 else max(left // 2, min(left, MIN_CHUNK))",
+        "share = left",
+        SCHEDULING,
+    ),
+    Break(
+        "an aborted request sends no terminal message",
+        "engine_core/engine.py",
+        "            done[-1] = 1\n",
+        "",
+        PROPERTIES,
+    ),
+    Break(
+        "followers recompute the whole prompt",
+        "engine_core/scheduler.py",
+        "for block in request.shared_blocks[len(matched) : max_blocks]:",
+        "for block in []:",
+        SCHEDULING,
+    ),
+    Break(
+        "one that does not fit is passed for ever",
+        "engine_core/scheduler.py",
+        "if sequence.num_preemptions or sequence.bypassed >= MAX_BYPASSED or len(passed) >= MAX_PASSED:",
+        "if len(passed) >= MAX_PASSED:",
+        SCHEDULING,
+    ),
+)
