@@ -153,3 +153,24 @@ class DeclaredImplementation:
 
     def load(self, profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
         return self.loader(profile, problem, services)
+
+
+class FunctionKernel:
+    """A kernel that is one function of tensors, needs no scratch memory and is not recorded by graphs."""
+
+    workspace_bytes = 0
+    capturable = False
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        self._function(*arguments)
+
+
+class LinearKernel(Kernel, Protocol):
+    """A `linear` kernel: packs a weight once into its own layout, then multiplies by it."""
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
+        """The weight `[N, K]` and bias `[N]` in the layout that the call takes. May keep or copy the tensors."""
+        ...
