@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..ipc.conditions import Refusal
 from ..ipc.facts import DeviceProfile, Problem, Resolution
 from .implementation import Implementation, Kernel, Services
 
 Verify = Callable[[Implementation, Kernel, DeviceProfile, Problem, Services], str | None]
 
 
-class KernelChoiceRefused(ValueError):
+class KernelChoiceRefused(Refusal):
     """What the user asked of the registry cannot be: unknown name, pin that does not fit, everything forbidden."""
 
 
