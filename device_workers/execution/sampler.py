@@ -17,7 +17,6 @@ from .penalty_table import PenaltyTable
 from .row_table import RowTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_WORD_BITS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
