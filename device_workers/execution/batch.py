@@ -90,6 +90,19 @@ class BatchBuilder:
         """The inputs for any batch of up to `max_tokens` tokens, for recording."""
         return self._cut(max_tokens, self._max_sequences)
 
+    def idle(self, num_tokens: int, max_sequences: int) -> StepTensors:
+        """Inputs of a step that touches no cache slot: sequences of one token each, as many as there may be."""
+        num_sequences, host = min(num_tokens, max_sequences), self._staging.host
+        num_tokens = num_sequences
+        host["token_ids"][:num_tokens] = 0
+        host["positions"][:num_tokens] = 0
+        host["slots"][:num_tokens] = -1
+        host["query_starts"][: num_sequences + 1] = np.arange(num_sequences + 1)
+        host["kv_lengths"][:num_sequences] = 1
+        host["block_tables"][:num_sequences] = 0
+        self._staging.push()
+        return self._cut(num_tokens, num_sequences)
+
     def _cut(self, num_tokens: int, num_sequences: int) -> StepTensors:
         device = self._staging.device
         return StepTensors(

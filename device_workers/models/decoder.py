@@ -84,7 +84,16 @@ class StepTensors:
 class Activations:
     """Buffers of a forward pass, made once for the largest step and reused by every layer."""
 
-    def __init__(self, config: ModelConfig, shard: Shard, max_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        shard: Shard,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         heads, kv_heads, head_dim = shard.num_heads, shard.num_kv_heads, config.head_dim
         hidden = (max_tokens, config.hidden_size)
         shapes: dict[str, tuple[int, ...]] = {
@@ -98,11 +107,18 @@ class Activations:
             "activated": (max_tokens, shard.intermediate_size),
         }
         self._all = {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-        self.num_bytes = sum(tensor.nbytes for tensor in self._all.values())
+        vocab_size = shard.vocab_end - shard.vocab_begin
+        self.logits_RV = torch.zeros(max_rows, vocab_size, dtype=torch.float32, device=device)
+        self.max_rows = max_rows
+        self.num_bytes = sum(tensor.nbytes for tensor in self._all.values()) + self.logits_RV.nbytes
 
     def first(self, num_tokens: int) -> dict[str, torch.Tensor]:
         """Views of the first tokens."""
         return {name: tensor[:num_tokens] for name, tensor in self._all.items()}
+
+    def hidden(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a forward pass leaves: views `(residual, delta)` of the first tokens."""
+        return self._all["residual"][:num_tokens], self._all["delta"][:num_tokens]
 
 
 class Decoder:
@@ -190,17 +206,23 @@ class Decoder:
         self._sum_over_ranks(act["delta"])
 
     def logits(self, residual_RD: torch.Tensor, delta_RD: torch.Tensor) -> torch.Tensor:
-        """Float32 `[R, V]` of the hidden states `residual + delta`, the same on every rank. Overwrites `residual_RD`."""
+        """Float32 `[R, V]` of the hidden states `residual + delta`, the same on every rank; valid until the next call.
+
+        Overwrites `residual_RD`. R is at most the number of rows the activations were made for.
+        """
         normed = torch.empty_like(delta_RD)
         self._kernels.fused_add_rms_norm(normed, residual_RD, delta_RD, self._weights.final_norm, self.config.rms_norm_eps)
-        num_rows, shard = normed.shape[0], self.shard
-        local = torch.empty(num_rows, shard.vocab_end - shard.vocab_begin, dtype=torch.float32, device=normed.device)
+        local = self._activations.logits_RV[: normed.shape[0]]
         self._kernels.linear(local, normed, self._weights.head)
-        if self._communicator is None:
-            return local
-        part = torch.full((num_rows, shard.vocab_part), float("-inf"), device=local.device)
-        part[:, : local.shape[1]] = local
-        gathered = torch.empty(shard.num_ranks, num_rows, shard.vocab_part, device=local.device)
+        return local if self._communicator is None else self._gathered(local)
+
+    def _gathered(self, local_RV: torch.Tensor) -> torch.Tensor:
+        """Every rank's part of the vocabulary, side by side."""
+        num_rows, shard = local_RV.shape[0], self.shard
+        part = local_RV.new_full((num_rows, shard.vocab_part), float("-inf"))
+        part[:, : local_RV.shape[1]] = local_RV
+        gathered = local_RV.new_empty(shard.num_ranks, num_rows, shard.vocab_part)
+        assert self._communicator is not None
         self._communicator.all_gather(gathered, part)
         return gathered.transpose(0, 1).flatten(1)[:, : self.config.vocab_size].contiguous()
 
