@@ -93,9 +93,7 @@ def _registry(configuration: WorkerConfiguration, warn: Callable[[str], None]) -
 def resolve_all(described: Described, problem: Problem) -> tuple[Resolution, ...]:
     """The choices as they stand before anything is loaded."""
     registry = described.registry
-    return tuple(
-        registry.resolve(kernel, described.profile, problem, described.choices) for kernel in registry.kernels
-    )
+    return tuple(registry.resolve(kernel, described.profile, problem, described.choices) for kernel in registry.kernels)
 
 
 def open_engine(
@@ -105,9 +103,7 @@ def open_engine(
     on_phase("device")
     platform = described.detection.platform
     cache_dir = Path(configuration.cache_directory)
-    backend = platform.open(
-        described.profile.index, num_threads=described.num_threads, cache_dir=cache_dir, warn=warn
-    )
+    backend = platform.open(described.profile.index, num_threads=described.num_threads, cache_dir=cache_dir, warn=warn)
     if not platform.computes:
         return _null_engine(configuration, described, backend)
     services = Services(num_threads=described.num_threads, cache_dir=cache_dir, warn=warn)
@@ -120,9 +116,7 @@ def _null_engine(configuration: WorkerConfiguration, described: Described, backe
     settings = parse_script(configuration.null_script)
     model = null_model_facts(configuration.model, settings, configuration.max_model_len)
     decisions = (described.detection.decision,)
-    return NullEngine(
-        backend, settings, model, decisions, rank=configuration.rank, generation=configuration.generation
-    )
+    return NullEngine(backend, settings, model, decisions, rank=configuration.rank, generation=configuration.generation)
 
 
 def _tensor_engine(

@@ -77,7 +77,9 @@ def candidates(checkpoint: str) -> tuple[str, ...]:
 class DtypeMeasurements:
     """Measured seconds by dtype, kept in the cache per device and code. An unusable cache costs one warning."""
 
-    def __init__(self, cache_dir: Path | None, profile: DeviceProfile, num_threads: int, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, cache_dir: Path | None, profile: DeviceProfile, num_threads: int, warn: Callable[[str], None]
+    ) -> None:
         key = repr((profile.platform, profile.name, profile.driver, profile.runtime, num_threads, code_hash()))
         name = f"dtype-speed-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
         self._path = None if cache_dir is None else cache_dir / name

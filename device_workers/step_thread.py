@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -60,6 +60,7 @@ class Stopping(Exception):
     """The worker was told to end."""
 
 
+M = TypeVar("M", Negotiated, Allocate)
 Inbox = Negotiated | Allocate | PlanBytes | NewRings
 
 
@@ -264,7 +265,7 @@ class StepThread:
             return None
         return message if message.generation == self._generation else None
 
-    def _expect[M: (Negotiated, Allocate)](self, kind: type[M]) -> M:
+    def _expect(self, kind: type[M]) -> M:
         while True:
             if self._stop.is_set():
                 raise Stopping
@@ -318,9 +319,7 @@ class StepThread:
         if fraction - self._said >= 0.01:
             self._said = fraction
             last = self._phases[-1]
-            self._outlets.to_supervisor(
-                Phase(name=name, process=last.process, began_s=last.began_s, fraction=fraction)
-            )
+            self._outlets.to_supervisor(Phase(name=name, process=last.process, began_s=last.began_s, fraction=fraction))
 
     @property
     def _process(self) -> str:

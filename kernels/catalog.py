@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..ipc.facts import DeviceProfile, Feature, Problem
-from .implementation import DeclaredImplementation, FunctionKernel, Implementation, Kernel, KernelMetadata, Loader, Services
+from .implementation import (
+    DeclaredImplementation,
+    FunctionKernel,
+    Implementation,
+    Kernel,
+    KernelMetadata,
+    Loader,
+    Services,
+)
 
 if TYPE_CHECKING:
     from .in_cpp.library import Library
@@ -150,8 +158,6 @@ def _plain_token_logprobs(profile: DeviceProfile, problem: Problem, services: Se
 _CPU_FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
-
-
 @dataclass(frozen=True, kw_only=True)
 class _CppMetadata(KernelMetadata):
     """What the C++ kernels ask beyond the usual: an even number of inputs of every weight, a cache of the model's dtype."""
@@ -174,7 +180,9 @@ def _weight_inputs(problem: Problem) -> set[int]:
     return {problem.hidden_size, problem.intermediate_size, problem.num_heads * problem.head_dim}
 
 
-def _cpp(name: str, loader: Loader, *, even_inputs: bool = False, same_kv_dtype: bool = False) -> DeclaredImplementation:
+def _cpp(
+    name: str, loader: Loader, *, even_inputs: bool = False, same_kv_dtype: bool = False
+) -> DeclaredImplementation:
     metadata = _CppMetadata(
         platforms=frozenset({"cpu"}),
         features=frozenset({Feature.CPP_COMPILER}),

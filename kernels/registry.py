@@ -60,13 +60,19 @@ class Registry:
         """Raise KernelChoiceRefused when a pin or a forbid names something that does not exist."""
         for kernel, name in choices.pins.items():
             if kernel not in self._chains:
-                raise KernelChoiceRefused(f"--kernel {kernel}={name}: no such kernel; there are {', '.join(self._chains)}")
+                raise KernelChoiceRefused(
+                    f"--kernel {kernel}={name}: no such kernel; there are {', '.join(self._chains)}"
+                )
             names = [implementation.name for implementation in self._chains[kernel]]
             if name not in names:
-                raise KernelChoiceRefused(f"--kernel {kernel}={name}: no such implementation; there are {', '.join(names)}")
+                raise KernelChoiceRefused(
+                    f"--kernel {kernel}={name}: no such implementation; there are {', '.join(names)}"
+                )
         known = {implementation.name for chain in self._chains.values() for implementation in chain}
         for name in sorted(choices.forbidden - known):
-            raise KernelChoiceRefused(f"--without-kernel {name}: no such implementation; there are {', '.join(sorted(known))}")
+            raise KernelChoiceRefused(
+                f"--without-kernel {name}: no such implementation; there are {', '.join(sorted(known))}"
+            )
 
     def resolve(
         self, kernel: str, profile: DeviceProfile, problem: Problem, choices: KernelChoices = NO_CHOICES
@@ -126,11 +132,17 @@ class Registry:
             reason = _rejection(candidate, profile, problem, choices, pin)
             if reason is None:
                 resolution = Resolution(
-                    kernel=kernel, chosen=candidate.name, rejected=rejected, demoted=dict(demoted), pinned=pin is not None
+                    kernel=kernel,
+                    chosen=candidate.name,
+                    rejected=rejected,
+                    demoted=dict(demoted),
+                    pinned=pin is not None,
                 )
                 return candidate, resolution
             if candidate.name == pin:
-                raise KernelChoiceRefused(f"--kernel {kernel}={pin} does not fit: {reason}; drop the pin or take another")
+                raise KernelChoiceRefused(
+                    f"--kernel {kernel}={pin} does not fit: {reason}; drop the pin or take another"
+                )
             rejected[candidate.name] = reason
         raise _exhausted(kernel, rejected, demoted, choices)
 

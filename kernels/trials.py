@@ -119,7 +119,15 @@ def _paged_attention(problem: Problem, generator: torch.Generator) -> Trial:
     kv_lengths = torch.tensor(lengths, dtype=torch.int32)
     window = 24 if problem.head_dim % 32 else 0
     arguments = (
-        torch.empty_like(q), q, k_cache, v_cache, tables.to(torch.int32), starts, kv_lengths, problem.head_dim**-0.5, window
+        torch.empty_like(q),
+        q,
+        k_cache,
+        v_cache,
+        tables.to(torch.int32),
+        starts,
+        kv_lengths,
+        problem.head_dim**-0.5,
+        window,
     )
     return Trial(arguments=arguments, written=(0,), tolerance=_tolerance(problem))
 

@@ -43,7 +43,9 @@ class VerdictCache:
         try:
             write_atomically(self._path, json.dumps(self._verdicts, indent=1).encode())
         except OSError as error:
-            self._complain(f"kernel verdicts cannot be kept in {self._path} ({error}): kernels are checked at each start")
+            self._complain(
+                f"kernel verdicts cannot be kept in {self._path} ({error}): kernels are checked at each start"
+            )
 
     def _read(self) -> dict[str, str]:
         if self._path is None:
@@ -112,7 +114,9 @@ class Verifier:
         key = verdict_key(implementation.name, profile, problem)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = compare(implementation.kernel, kernel, reference.load(profile, problem, services), problem) or AGREES
+            verdict = (
+                compare(implementation.kernel, kernel, reference.load(profile, problem, services), problem) or AGREES
+            )
             self._verdicts.put(key, verdict)
         return None if verdict == AGREES else verdict
 

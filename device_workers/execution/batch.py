@@ -41,7 +41,9 @@ class Batch:
 class BatchBuilder:
     """Owns the step's input buffers. A batch is valid until the next `build`."""
 
-    def __init__(self, max_tokens: int, max_sequences: int, max_blocks: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_tokens: int, max_sequences: int, max_blocks: int, block_size: int, device: torch.device
+    ) -> None:
         self._block_size = block_size
         self._max_tokens, self._max_sequences = max_tokens, max_sequences
         self._staging = Staging(

@@ -98,7 +98,11 @@ class Sampler:
         counts = np.minimum(num_top, widest).astype(np.int32)
         kept = np.arange(widest) < counts[:, None]
         return Logprobs(
-            values.numpy(force=True), ranks.numpy(force=True), counts, top_ids.numpy(force=True)[kept], top_values.numpy(force=True)[kept]
+            values.numpy(force=True),
+            ranks.numpy(force=True),
+            counts,
+            top_ids.numpy(force=True)[kept],
+            top_values.numpy(force=True)[kept],
         )
 
     def _shape(
@@ -149,7 +153,9 @@ class Sampler:
             logits[:width].masked_fill_(torch.from_numpy(~allowed[:width]), float("-inf"))
             logits[width:] = float("-inf")
 
-    def _draw(self, tokens: torch.Tensor, logits_SV: torch.Tensor, rows: Array, lengths: Array, table: RowTable) -> None:
+    def _draw(
+        self, tokens: torch.Tensor, logits_SV: torch.Tensor, rows: Array, lengths: Array, table: RowTable
+    ) -> None:
         columns = table.columns
         greedy = (columns["flags"][rows] & RowFlag.GREEDY) != 0
         parameters: tuple[Array, ...] = (

@@ -253,7 +253,9 @@ class TensorEngine:
         self._batch = self._builder.build(plan, self._table, self._last_tokens)
         built = time.perf_counter()
         with _memory_errors():
-            self._hidden = self._run(self._builder.tensors(self._batch), self._batch.num_tokens, self._batch.num_sequences)
+            self._hidden = self._run(
+                self._builder.tensors(self._batch), self._batch.num_tokens, self._batch.num_sequences
+            )
         self._seconds[:2] = built - began, time.perf_counter() - built
 
     def _run(self, tensors: Any, num_tokens: int, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:

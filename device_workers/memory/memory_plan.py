@@ -41,9 +41,7 @@ def plan_memory(
             f"{_mib(facts.total_bytes)}, {_mib(facts.free_bytes)} free; raise --memory-utilization, end other programs or "
             "take a smaller model"
         )
-    decision = Decision(
-        name="kv_cache_bytes", value=str(budget), reason=reason, overridden=kv_memory_bytes is not None
-    )
+    decision = Decision(name="kv_cache_bytes", value=str(budget), reason=reason, overridden=kv_memory_bytes is not None)
     return MemoryPlan(
         weight_bytes=weight_bytes, activation_bytes=activation_bytes, kv_budget_bytes=budget, decision=decision
     )
@@ -54,7 +52,10 @@ def _budget(facts: MemoryFacts, utilization: float, memory_is_shared: bool) -> t
     left = int(facts.total_bytes * utilization) - used
     story = f"{utilization:.0%} of {_mib(facts.total_bytes)} less {_mib(used)} in use"
     if memory_is_shared and left > SHARED_MEMORY_KV_LIMIT_BYTES:
-        return SHARED_MEMORY_KV_LIMIT_BYTES, f"{story}, at most {_mib(SHARED_MEMORY_KV_LIMIT_BYTES)} of memory shared with the host"
+        return (
+            SHARED_MEMORY_KV_LIMIT_BYTES,
+            f"{story}, at most {_mib(SHARED_MEMORY_KV_LIMIT_BYTES)} of memory shared with the host",
+        )
     return left, story
 
 

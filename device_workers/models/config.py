@@ -135,7 +135,9 @@ def _architecture(values: Mapping[str, Any]) -> str:
 def _refuse_unsupported(values: Mapping[str, Any], architecture: str) -> None:
     activation = values.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise Refusal(f"{architecture} with activation {activation} is not supported; supported is silu: choose another model")
+        raise Refusal(
+            f"{architecture} with activation {activation} is not supported; supported is silu: choose another model"
+        )
     quantization = values.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
@@ -169,7 +171,9 @@ def _rotary(values: Mapping[str, Any], head_dim: int) -> RotaryConfig:
     scaling: Mapping[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
     rope_type = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if rope_type not in ROTARY_TYPES:
-        raise Refusal(f"rotary scaling {rope_type} is not supported; supported are {', '.join(ROTARY_TYPES)}: choose another model")
+        raise Refusal(
+            f"rotary scaling {rope_type} is not supported; supported are {', '.join(ROTARY_TYPES)}: choose another model"
+        )
     partial = scaling.get("partial_rotary_factor", values.get("partial_rotary_factor")) or 1.0
     if partial != 1.0:
         raise Refusal(f"a partial rotary factor of {partial} is not supported in this family: choose another model")

@@ -211,7 +211,9 @@ class Decoder:
         Overwrites `residual_RD`. R is at most the number of rows the activations were made for.
         """
         normed = torch.empty_like(delta_RD)
-        self._kernels.fused_add_rms_norm(normed, residual_RD, delta_RD, self._weights.final_norm, self.config.rms_norm_eps)
+        self._kernels.fused_add_rms_norm(
+            normed, residual_RD, delta_RD, self._weights.final_norm, self.config.rms_norm_eps
+        )
         local = self._activations.logits_RV[: normed.shape[0]]
         self._kernels.linear(local, normed, self._weights.head)
         return local if self._communicator is None else self._gathered(local)

@@ -15,13 +15,17 @@ from .sharding import Shard
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def make_facts(config: ModelConfig, shard: Shard, *, dtype: str, kv_dtype: str, max_model_len: int | None) -> ModelFacts:
+def make_facts(
+    config: ModelConfig, shard: Shard, *, dtype: str, kv_dtype: str, max_model_len: int | None
+) -> ModelFacts:
     """KV bytes are this rank's. Raises Refusal for a length beyond the model's or a cache dtype that does not exist yet."""
     if kv_dtype not in ("auto", dtype):
         raise Refusal(f"--kv-dtype {kv_dtype} is not supported with {dtype} yet; take auto")
     limit = config.max_position_embeddings
     if max_model_len is not None and max_model_len > limit:
-        raise Refusal(f"--max-model-len {max_model_len} is more than the model's {limit} positions; take at most {limit}")
+        raise Refusal(
+            f"--max-model-len {max_model_len} is more than the model's {limit} positions; take at most {limit}"
+        )
     count = num_parameters(config)
     item_bytes = ITEM_BYTES[dtype]
     return ModelFacts(

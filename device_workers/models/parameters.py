@@ -38,7 +38,9 @@ def parameters(config: ModelConfig) -> dict[str, Parameter]:
     """Every tensor the model needs, in reading order."""
     needed = [Parameter(name=EMBEDDING, shape=(config.vocab_size, config.hidden_size))]
     for layer in range(config.num_layers):
-        needed += [Parameter(name=layer_name(layer, part), shape=shape) for part, shape in _layer_shapes(config).items()]
+        needed += [
+            Parameter(name=layer_name(layer, part), shape=shape) for part, shape in _layer_shapes(config).items()
+        ]
     needed.append(Parameter(name=FINAL_NORM, shape=(config.hidden_size,)))
     if not config.tied:
         needed.append(Parameter(name=HEAD, shape=(config.vocab_size, config.hidden_size)))
@@ -60,13 +62,21 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "mlp.down_proj.weight": (hidden, intermediate),
     }
     if config.qkv_bias:
-        shapes |= {"self_attn.q_proj.bias": (q_size,), "self_attn.k_proj.bias": (kv_size,), "self_attn.v_proj.bias": (kv_size,)}
+        shapes |= {
+            "self_attn.q_proj.bias": (q_size,),
+            "self_attn.k_proj.bias": (kv_size,),
+            "self_attn.v_proj.bias": (kv_size,),
+        }
     if config.output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
     if config.qk_norm:
         shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
     if config.mlp_bias:
-        shapes |= {"mlp.gate_proj.bias": (intermediate,), "mlp.up_proj.bias": (intermediate,), "mlp.down_proj.bias": (hidden,)}
+        shapes |= {
+            "mlp.gate_proj.bias": (intermediate,),
+            "mlp.up_proj.bias": (intermediate,),
+            "mlp.down_proj.bias": (hidden,),
+        }
     return shapes
 
 

@@ -113,7 +113,9 @@ def _settings(read: dict[str, object]) -> NullSettings:
     mode, _, cycle = str(read.pop("mode", "hash")).partition(":")
     tokens = tuple(int(part) for part in cycle.split(",")) if cycle else ()
     said = {name: read[name] for name in ("end_after", "end_id", "low_id", "reads") if name in read}
-    faults = {name: read[f"{name}_at"] for name in ("hang", "die", "wrong", "fail", "error", "nan") if f"{name}_at" in read}
+    faults = {
+        name: read[f"{name}_at"] for name in ("hang", "die", "wrong", "fail", "error", "nan") if f"{name}_at" in read
+    }
     if "until_generation" in read:
         faults["until_generation"] = read["until_generation"]
     pace = NullPace(
@@ -141,7 +143,9 @@ def null_model_facts(model: str, settings: NullSettings, max_model_len: int | No
     vocab_size = settings.vocab_size or vocab_size
     limit = settings.max_model_len or limit
     if max_model_len is not None and max_model_len > limit:
-        raise Refusal(f"--max-model-len {max_model_len} is more than the model's {limit} positions; take at most {limit}")
+        raise Refusal(
+            f"--max-model-len {max_model_len} is more than the model's {limit} positions; take at most {limit}"
+        )
     return ModelFacts(
         architecture="null",
         num_layers=1,

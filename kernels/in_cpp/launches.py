@@ -98,6 +98,4 @@ class CppGreedySample(_CppKernel):
 class CppSample(_CppKernel):
     def __call__(self, *arguments: Any) -> None:
         tokens, logits, *parameters, vocab_size = arguments
-        self.library.launch(
-            SAMPLE * 4, (tokens, logits, *parameters), (logits.stride(0), vocab_size), logits.shape[0]
-        )
+        self.library.launch(SAMPLE * 4, (tokens, logits, *parameters), (logits.stride(0), vocab_size), logits.shape[0])

@@ -48,9 +48,7 @@ def sample(
     tokens_R.copy_(torch.where(_broken(valid_RV), INVALID_TOKEN, chosen_R))
 
 
-def _kept(
-    scaled_RV: torch.Tensor, top_k_R: torch.Tensor, top_p_R: torch.Tensor, min_p_R: torch.Tensor
-) -> torch.Tensor:
+def _kept(scaled_RV: torch.Tensor, top_k_R: torch.Tensor, top_p_R: torch.Tensor, min_p_R: torch.Tensor) -> torch.Tensor:
     """Unnormalised float64 probabilities, zero where not kept."""
     vocab_size = scaled_RV.shape[1]
     if bool((top_k_R > 0).any()):
