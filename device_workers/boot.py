@@ -1,0 +1,216 @@
+"""From a configuration to an engine of steps: detect, describe, open, in this order and with a story for every choice.
+
+With a declared platform nothing imports torch before `open`. Only this file brings platforms, models and kernels together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..ipc.conditions import Refusal
+from ..ipc.configuration import WorkerConfiguration
+from ..ipc.facts import Decision, DeviceProfile, Problem, Resolution
+from ..kernels.catalog import CATALOG
+from ..kernels.implementation import Services
+from ..kernels.registry import KernelChoices, Registry
+from ..kernels.verification import VerdictCache, Verifier
+from .dtype_choice import DtypeMeasurements, candidates, check_dtype, choose_dtype, measure
+from .execution.contract import StepEngine
+from .models.config import ModelConfig, read_config
+from .models.facts import make_facts, num_sampled_ids
+from .models.sharding import Shard, make_shard
+from .platforms.contract import Backend, Clause, Platform, WorkerGroup
+from .platforms.detection import Detection, detect
+from .platforms.host import usable_cores
+
+if TYPE_CHECKING:
+    from .weights.source import OnBytes, WeightSource
+
+OnPhase = Callable[[str], None]
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What is known before the device is opened: nothing of this needed torch."""
+
+    detection: Detection
+    profile: DeviceProfile
+    config: ModelConfig | None
+    shard: Shard | None
+    registry: Registry
+    choices: KernelChoices
+    num_threads: int
+
+
+def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Described:
+    """Detect the platform, read the model's configuration, check what was asked. Raises Refusal."""
+    detection = detect(configuration.platform)
+    profile = detection.platform.profile(_device_index(configuration, detection))
+    config = shard = None
+    if detection.platform.computes:
+        config = read_config(Path(configuration.model))
+        shard = make_shard(config, configuration.rank, configuration.num_ranks)
+        check_dtype(configuration.dtype, profile)
+        _check_load_format(configuration.load_format)
+    registry = _registry(configuration, warn)
+    choices = KernelChoices(configuration.kernel_pins, frozenset(configuration.without_kernels))
+    registry.check(choices)
+    return Described(
+        detection=detection,
+        profile=profile,
+        config=config,
+        shard=shard,
+        registry=registry,
+        choices=choices,
+        num_threads=configuration.num_threads or max(1, usable_cores() // configuration.num_ranks),
+    )
+
+
+def _device_index(configuration: WorkerConfiguration, detection: Detection) -> int:
+    """The device asked for; else one per rank, counting round where ranks share the only device (CPU, null)."""
+    if configuration.device_index is not None:
+        if configuration.device_index >= len(detection.devices):
+            raise Refusal(f"there is no device {configuration.device_index}; there are {len(detection.devices)}")
+        return configuration.device_index
+    return configuration.rank % len(detection.devices)
+
+
+def _check_load_format(load_format: str) -> None:
+    if load_format not in LOAD_FORMATS:
+        raise Refusal(f"--load-format {load_format} is not known; take one of {', '.join(LOAD_FORMATS)}")
+
+
+def _registry(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Registry:
+    plain = Registry(CATALOG)
+    references = {kernel: plain.chain(kernel)[-1] for kernel in plain.kernels}
+    return Registry(CATALOG, Verifier(references, VerdictCache(Path(configuration.cache_directory), warn)))
+
+
+def resolve_all(described: Described, problem: Problem) -> tuple[Resolution, ...]:
+    """The choices as they stand before anything is loaded."""
+    registry = described.registry
+    return tuple(registry.resolve(kernel, described.profile, problem, described.choices) for kernel in registry.kernels)
+
+
+def open_engine(
+    configuration: WorkerConfiguration, described: Described, warn: Callable[[str], None], on_phase: OnPhase
+) -> StepEngine:
+    """Open the device and settle dtype and sizes; weights are not read yet. Raises Refusal."""
+    on_phase("device")
+    platform = described.detection.platform
+    cache_dir = Path(configuration.cache_directory)
+    backend = platform.open(described.profile.index, num_threads=described.num_threads, cache_dir=cache_dir, warn=warn)
+    if not platform.computes:
+        return _null_engine(configuration, described, backend)
+    services = Services(num_threads=described.num_threads, cache_dir=cache_dir, warn=warn)
+    return _tensor_engine(configuration, described, platform, backend, services, on_phase)
+
+
+def _null_engine(configuration: WorkerConfiguration, described: Described, backend: Backend) -> StepEngine:
+    from .platforms.null_engine import NullEngine, null_model_facts, parse_script
+
+    settings = parse_script(configuration.null_script)
+    model = null_model_facts(configuration.model, settings, configuration.max_model_len)
+    decisions = (described.detection.decision,)
+    return NullEngine(backend, settings, model, decisions, rank=configuration.rank, generation=configuration.generation)
+
+
+def _tensor_engine(
+    configuration: WorkerConfiguration,
+    described: Described,
+    platform: Platform,
+    backend: Backend,
+    services: Services,
+    on_phase: OnPhase,
+) -> StepEngine:
+    from .execution.tensor_engine import EngineParts, TensorEngine
+
+    config, shard = described.config, described.shard
+    assert config is not None and shard is not None
+    dtype, dtype_decision = _settle_dtype(configuration, described, config, services, on_phase)
+    model = make_facts(
+        config, shard, dtype=dtype, kv_dtype=configuration.kv_dtype, max_model_len=configuration.max_model_len
+    )
+    sampled_ids = num_sampled_ids(Path(configuration.model), config)
+    on_phase("collectives")
+    communicator = backend.communicator(_group(configuration))
+    threads = Decision(
+        name="threads",
+        value=str(described.num_threads),
+        reason="asked for by --threads" if configuration.num_threads else f"{usable_cores()} cores over the ranks",
+        overridden=configuration.num_threads is not None,
+    )
+    return TensorEngine(
+        EngineParts(
+            backend=backend,
+            config=config,
+            shard=shard,
+            model=model,
+            decisions=(described.detection.decision, dtype_decision, threads),
+            open_source=_source_opener(configuration, dtype),
+            num_sampled_ids=sampled_ids,
+            registry=described.registry,
+            choices=described.choices,
+            services=services,
+            communicator=communicator,
+            memory_utilization=configuration.memory_utilization,
+            kv_memory_bytes=configuration.kv_memory_bytes,
+            enforce_eager=configuration.enforce_eager,
+            graph_refusal=platform.declines.get(Clause.GRAPH_CAPTURE),
+        )
+    )
+
+
+def _group(configuration: WorkerConfiguration) -> WorkerGroup:
+    return WorkerGroup(
+        rank=configuration.rank,
+        num_ranks=configuration.num_ranks,
+        generation=configuration.generation,
+        run_directory=configuration.run_directory,
+        timeout_s=configuration.collective_timeout_s,
+    )
+
+
+def _settle_dtype(
+    configuration: WorkerConfiguration,
+    described: Described,
+    config: ModelConfig,
+    services: Services,
+    on_phase: OnPhase,
+) -> tuple[str, Decision]:
+    """Ranks must agree, so only a group of one measures; several take a measurement that is cached already."""
+    if configuration.dtype != "auto":
+        return choose_dtype(configuration.dtype, config.dtype, described.profile, None)
+    cached = DtypeMeasurements(services.cache_dir, described.profile, described.num_threads, services.warn)
+    seconds = cached.read()
+    missing = [dtype for dtype in candidates(config.dtype) if dtype not in seconds]
+    if missing and configuration.num_ranks == 1:
+        on_phase("dtype measurement")
+        seconds |= {dtype: _measured(described, dtype, services) for dtype in missing}
+        cached.write(seconds)
+    wanted = {dtype: seconds[dtype] for dtype in candidates(config.dtype) if dtype in seconds}
+    return choose_dtype("auto", config.dtype, described.profile, wanted)
+
+
+def _measured(described: Described, dtype: str, services: Services) -> float:
+    problem = Problem(dtype=dtype, hidden_size=64, intermediate_size=64, num_heads=1, head_dim=64)
+    kernel, _ = described.registry.load("linear", described.profile, problem, services, described.choices)
+    return measure(dtype, kernel)  # type: ignore[arg-type]
+
+
+def _source_opener(configuration: WorkerConfiguration, dtype: str) -> Callable[[OnBytes], WeightSource]:
+    def open_source(on_bytes: OnBytes) -> WeightSource:
+        if configuration.load_format == "dummy":
+            from ..kernels.trials import DTYPES
+            from .weights.dummy_source import DummySource
+
+            return DummySource(configuration.seed, DTYPES[dtype], on_bytes)
+        from .weights.safetensors_source import SafetensorsSource
+
+        return SafetensorsSource(Path(configuration.model), on_bytes)
+
+    return open_source

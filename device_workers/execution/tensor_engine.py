@@ -1,0 +1,370 @@
+"""Steps on tensors: kernels, weights, cache, forward and sample, for any platform that computes.
+
+W work items, T tokens, S sampled rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...ipc.facts import Decision, DeviceProfile, ModelFacts, Problem, Resolution
+from ...ipc.plan import ResultFlag, StepPlan, StepResult, TokenMasks, WorkFlag, hash_tokens
+from ...ipc.worker_messages import Settled
+from ...kernels.implementation import Communicator, Kernel, Services
+from ...kernels.registry import KernelChoices, Registry
+from ...kernels.trials import DTYPES
+from ..memory.kv_cache import KvCache, KvLayout
+from ..memory.memory_plan import MemoryPlan, plan_memory
+from ..models.config import ModelConfig
+from ..models.decoder import Activations, Decoder, DecoderKernels, WeightReader
+from ..models.sharding import Shard
+from ..platforms.contract import Backend, Clause, Graph, NotSupported
+from ..weights.source import OnBytes, WeightSource
+from .batch import Batch, BatchBuilder
+from .contract import LoadFacts, OnFraction
+from .penalty_table import PenaltyTable
+from .progress import Progress
+from .row_table import RowTable
+from .sampler import Logprobs, Sampler, SamplerKernels
+
+Array = np.ndarray[Any, np.dtype[Any]]
+KERNELS = (
+    "embed",
+    "rms_norm",
+    "fused_add_rms_norm",
+    "linear",
+    "rotary_and_kv_write",
+    "paged_attention",
+    "silu_and_mul",
+    "greedy_sample",
+    "sample",
+    "apply_penalties",
+    "token_logprobs",
+)
+_SPARE_SEQUENCES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """What boot settled before the engine exists."""
+
+    backend: Backend
+    config: ModelConfig
+    shard: Shard
+    model: ModelFacts
+    decisions: tuple[Decision, ...]
+    open_source: Callable[[OnBytes], WeightSource]
+    num_sampled_ids: int
+    registry: Registry
+    choices: KernelChoices
+    services: Services
+    communicator: Communicator | None
+    memory_utilization: float
+    kv_memory_bytes: int | None
+    enforce_eager: bool
+    graph_refusal: str | None
+
+
+class TensorEngine:
+    """A StepEngine. Everything runs under inference mode on the step thread."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self.profile: DeviceProfile = parts.backend.profile
+        self.model = parts.model
+        self.decisions = parts.decisions
+        self.progress = Progress()
+        self._device = parts.backend.torch_device
+        self._kernels: dict[str, Kernel] = {}
+        self._resolutions: tuple[Resolution, ...] = ()
+        self._graph: Graph | None = None
+        self._graph_decision: Decision | None = None
+        self._batch: Batch | None = None
+        self._hidden: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._seconds = [0.0, 0.0, 0.0, 0.0]
+
+    # -- boot
+
+    @torch.inference_mode()
+    def load(self, settled: Settled, on_fraction: OnFraction) -> LoadFacts:
+        self._settled = settled
+        self._load_kernels(settled, on_fraction)
+        self._load_weights(settled, on_fraction)
+        plan = self._plan_memory()
+        return LoadFacts(
+            resolutions=self._resolutions,
+            decisions=(*self.decisions, plan.decision),
+            memory=self._parts.backend.memory_facts(),
+            weight_bytes=plan.weight_bytes,
+            activation_bytes=plan.activation_bytes,
+            kv_budget_bytes=plan.kv_budget_bytes,
+            kv_bytes_per_block=self._layout.bytes_per_block,
+        )
+
+    def _load_kernels(self, settled: Settled, on_fraction: OnFraction) -> None:
+        parts, problem = self._parts, self._problem(settled)
+        resolutions = []
+        for index, name in enumerate(KERNELS):
+            on_fraction("kernels", index / len(KERNELS))
+            loaded, resolution = parts.registry.load(name, self.profile, problem, parts.services, parts.choices)
+            self._kernels[name] = loaded
+            resolutions.append(resolution)
+        self._resolutions = tuple(resolutions)
+        on_fraction("kernels", 1.0)
+
+    def _problem(self, settled: Settled) -> Problem:
+        config, shard = self._parts.config, self._parts.shard
+        return Problem(
+            dtype=self.model.dtype,
+            kv_dtype=self.model.kv_dtype,
+            head_dim=config.head_dim,
+            num_heads=shard.num_heads,
+            num_kv_heads=shard.num_kv_heads,
+            block_size=settled.block_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=shard.intermediate_size,
+            vocab_size=config.vocab_size,
+            max_tokens=settled.max_batched_tokens,
+            max_rows=settled.max_num_seqs,
+            rotary_dim=config.rotary.rotary_dim,
+        )
+
+    def _load_weights(self, settled: Settled, on_fraction: OnFraction) -> None:
+        parts, dtype = self._parts, DTYPES[self.model.dtype]
+        kernels = DecoderKernels(**{name: self._kernels[name] for name in DecoderKernels.__dataclass_fields__})  # type: ignore[arg-type]
+        source = parts.open_source(lambda done, total: on_fraction("weights", min(done / max(total, 1), 1.0)))
+        reader = WeightReader(parts.config, parts.shard, source, kernels.linear, dtype, self._device)
+        weights = reader.read()
+        self._weight_bytes = weights.num_bytes
+        max_sequences = settled.max_num_seqs + _SPARE_SEQUENCES
+        self._activations = Activations(
+            parts.config,
+            parts.shard,
+            max_tokens=settled.max_batched_tokens,
+            max_rows=max_sequences,
+            dtype=dtype,
+            device=self._device,
+        )
+        self._decoder = Decoder(
+            parts.config,
+            parts.shard,
+            weights,
+            kernels,
+            self._activations,
+            settled.max_model_len,
+            parts.communicator,
+            self._device,
+        )
+        max_blocks = -(-settled.max_model_len // settled.block_size)
+        self._builder = BatchBuilder(
+            settled.max_batched_tokens, max_sequences, max_blocks, settled.block_size, self._device
+        )
+        self._table = RowTable(max_blocks, max_sequences)
+        self._last_tokens = torch.zeros(max_sequences, dtype=torch.int32, device=self._device)
+        self._penalties = PenaltyTable(parts.num_sampled_ids, self._device)
+        sampling = SamplerKernels(**{name: self._kernels[name] for name in SamplerKernels.__dataclass_fields__})
+        self._sampler = Sampler(sampling, self._penalties, parts.num_sampled_ids)
+        self._layout = KvLayout(
+            num_layers=parts.config.num_layers,
+            num_kv_heads=parts.shard.num_kv_heads,
+            head_dim=parts.config.head_dim,
+            block_size=settled.block_size,
+            dtype=DTYPES[self.model.kv_dtype],
+        )
+
+    def _plan_memory(self) -> MemoryPlan:
+        parts = self._parts
+        return plan_memory(
+            parts.backend.memory_facts(),
+            weight_bytes=self._weight_bytes,
+            activation_bytes=self._activations.num_bytes + self._builder.num_bytes,
+            utilization=parts.memory_utilization,
+            kv_memory_bytes=parts.kv_memory_bytes,
+            memory_is_shared=self.profile.memory_is_shared,
+        )
+
+    @torch.inference_mode()
+    def allocate(self, num_blocks: int) -> None:
+        with _memory_errors():
+            self._cache = KvCache(self._layout, num_blocks, self._device)
+
+    @torch.inference_mode()
+    def warm_up(self) -> dict[str, int]:
+        self._capture()
+        for num_tokens in sorted({1, min(64, self._settled.max_batched_tokens)}):
+            tensors = self._builder.idle(num_tokens, self._activations.max_rows)
+            residual, delta = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
+            logits = self._decoder.logits(residual[:1].clone(), delta[:1].clone())
+            self._kernels["greedy_sample"](torch.empty(1, dtype=torch.int64), logits, self._parts.num_sampled_ids)
+        return {
+            "weights": self._weight_bytes,
+            "activations": self._activations.num_bytes + self._builder.num_bytes,
+            "kv_cache": self._cache.num_bytes,
+        }
+
+    def _capture(self) -> None:
+        refusal = self._refuse_graph()
+        if refusal is None:
+            tensors = self._builder.whole(self._settled.max_batched_tokens)
+            try:
+                self._graph = self._parts.backend.capture_graph(lambda: self._forward_recorded(tensors))
+            except NotSupported as error:
+                refusal = str(error)
+        if self._graph is None:
+            self._graph_decision = Decision(name="graphs", value="eager", reason=refusal or "")
+        else:
+            reason = "all kernels of the forward pass can be recorded"
+            value = f"one recording of {self._graph.num_launches} launches"
+            self._graph_decision = Decision(name="graphs", value=value, reason=reason)
+        self.decisions = (*self.decisions, self._graph_decision)
+
+    def _forward_recorded(self, tensors: Any) -> None:
+        self._decoder.forward(tensors, self._cache.layers, lambda: None)
+
+    def _refuse_graph(self) -> str | None:
+        if self._parts.enforce_eager:
+            return "asked for by --enforce-eager"
+        if self._parts.graph_refusal is not None:
+            return f"{Clause.GRAPH_CAPTURE}: {self._parts.graph_refusal}"
+        if self._parts.communicator is not None:
+            return "collectives between ranks cannot be recorded"
+        eager = [name for name in DecoderKernels.__dataclass_fields__ if not self._kernels[name].capturable]
+        return f"not capturable: {', '.join(eager)}" if eager else None
+
+    # -- steps
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> None:
+        began = time.perf_counter()
+        self.progress.begin(int(plan.step[0]))
+        self._plan = plan
+        self._penalties.release(plan.freed_rows.tolist())
+        for history in self._table.apply(plan):
+            self._penalties.take(history)
+        self._grow_last_tokens()
+        self._batch = self._builder.build(plan, self._table, self._last_tokens)
+        built = time.perf_counter()
+        with _memory_errors():
+            self._hidden = self._run(
+                self._builder.tensors(self._batch), self._batch.num_tokens, self._batch.num_sequences
+            )
+        self._seconds[:2] = built - began, time.perf_counter() - built
+
+    def _run(self, tensors: Any, num_tokens: int, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states `(residual, delta)`, each `[T, D]`."""
+        if num_tokens == 0:
+            return self._activations.hidden(0)
+        if self._graph is None:
+            return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)
+        self._graph.replay(num_tokens, num_sequences, self.progress.counter)
+        return self._activations.hidden(num_tokens)
+
+    def _grow_last_tokens(self) -> None:
+        missing = self._table.num_rows - len(self._last_tokens)
+        if missing > 0:
+            self._last_tokens = torch.cat((self._last_tokens, self._last_tokens.new_zeros(missing)))
+
+    @torch.inference_mode()
+    def sample(self, masks: TokenMasks | None) -> StepResult:
+        began = time.perf_counter()
+        batch, plan = self._batch, self._plan
+        assert batch is not None and self._hidden is not None
+        with _memory_errors():
+            prompt = self._prompt_logprobs(plan, batch)
+            items = batch.sampled_items()
+            columns = self._sampled(batch, items, masks)
+        self._seconds[2] = time.perf_counter() - began
+        self._batch = self._hidden = None
+        self.progress.end()
+        return StepResult(step=plan.step.copy(), seconds=np.array(self._seconds), **columns, **prompt)
+
+    def _sampled(self, batch: Batch, items: Array, masks: TokenMasks | None) -> dict[str, Array]:
+        rows = batch.rows[items]
+        if not len(rows):
+            return {"tokens_hash": hash_tokens(rows, rows)}
+        logits_SV = self._logits_at(batch.ends[items] - 1)
+        sampled = self._sampler.sample(logits_SV, rows, batch.lengths[items], self._table, masks)
+        tokens = sampled.tokens.numpy(force=True)
+        broken = tokens < 0
+        ids = np.where(broken, 0, tokens).astype(np.int32)
+        self._last_tokens[torch.from_numpy(rows.astype(np.int64))] = torch.from_numpy(ids).to(self._device)
+        logprobs = sampled.logprobs
+        return {
+            "rows": rows,
+            "token_ids": ids,
+            "flags": np.where(broken, ResultFlag.INVALID, 0).astype(np.uint8),
+            "tokens_hash": hash_tokens(rows, ids),
+            "logprob_rows": sampled.logprob_rows.astype(np.int32),
+            "logprobs": logprobs.values,
+            "ranks": logprobs.ranks,
+            "top_counts": logprobs.counts,
+            "top_ids": logprobs.top_ids,
+            "top_logprobs": logprobs.top_values,
+        }
+
+    def _logits_at(self, places: Array) -> torch.Tensor:
+        """`[S, V]` of the hidden states at these tokens of the batch."""
+        assert self._hidden is not None
+        residual, delta = self._hidden
+        index = torch.from_numpy(places.astype(np.int64)).to(self._device)
+        return self._decoder.logits(residual[index], delta[index])
+
+    def _prompt_logprobs(self, plan: StepPlan, batch: Batch) -> dict[str, Array]:
+        """Of the targets of the items that ask, computed in slices so that the logits stay small."""
+        items = np.nonzero(batch.flags & WorkFlag.PROMPT_LOGPROBS)[0]
+        if not len(items):
+            return {}
+        rows, counts = batch.rows[items], plan.target_counts
+        first = np.repeat(batch.ends[items] - plan.counts[items], counts)
+        places = first + np.arange(len(plan.targets)) - np.repeat(np.cumsum(counts) - counts, counts)
+        num_top = self._table.columns["num_prompt_logprobs"][rows]
+        parts = list(self._prompt_slices(places, plan.targets, np.repeat(num_top, counts)))
+        return {
+            "prompt_rows": rows,
+            "prompt_counts": counts.copy(),
+            "prompt_top_counts": np.minimum(num_top, self._parts.num_sampled_ids).astype(np.int32),
+            "prompt_logprobs": _joined([part.values for part in parts], np.float32),
+            "prompt_ranks": _joined([part.ranks for part in parts], np.int32),
+            "prompt_top_ids": _joined([part.top_ids for part in parts], np.int32),
+            "prompt_top_logprobs": _joined([part.top_values for part in parts], np.float32),
+        }
+
+    def _prompt_slices(self, places: Array, targets: Array, num_top: Array) -> Iterator[Logprobs]:
+        size = self._activations.max_rows
+        for begin in range(0, len(places), size):
+            part = slice(begin, begin + size)
+            logits = self._logits_at(places[part])
+            self.progress.bump()
+            tokens = torch.from_numpy(targets[part].astype(np.int64)).to(self._device)
+            yield self._sampler.logprobs(logits, tokens, num_top[part])
+
+    def drop_rows(self) -> None:
+        self._table.clear()
+        self._penalties.clear()
+        self._batch = self._hidden = None
+        self.progress.end()
+
+
+def _joined(parts: list[Array], dtype: Any) -> Array:
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Torch says by a RuntimeError that memory ran out; callers know MemoryError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+    except RuntimeError as error:
+        if "allocate memory" in str(error):
+            raise MemoryError(str(error)) from error
+        raise

@@ -1,0 +1,72 @@
+"""What the engine must know of a model, from its config alone. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ...ipc.conditions import Refusal
+from ...ipc.facts import ModelFacts
+from .config import ModelConfig
+from .parameters import num_parameters
+from .sharding import Shard
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def make_facts(
+    config: ModelConfig, shard: Shard, *, dtype: str, kv_dtype: str, max_model_len: int | None
+) -> ModelFacts:
+    """KV bytes are this rank's. Raises Refusal for a length beyond the model's or a cache dtype that does not exist yet."""
+    if kv_dtype not in ("auto", dtype):
+        raise Refusal(f"--kv-dtype {kv_dtype} is not supported with {dtype} yet; take auto")
+    limit = config.max_position_embeddings
+    if max_model_len is not None and max_model_len > limit:
+        raise Refusal(
+            f"--max-model-len {max_model_len} is more than the model's {limit} positions; take at most {limit}"
+        )
+    count = num_parameters(config)
+    item_bytes = ITEM_BYTES[dtype]
+    return ModelFacts(
+        architecture=config.architecture,
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len or limit,
+        dtype=dtype,
+        kv_dtype=dtype,
+        num_parameters=count,
+        weight_bytes=count * item_bytes,
+        kv_bytes_per_token=2 * config.num_layers * shard.num_kv_heads * config.head_dim * item_bytes,
+    )
+
+
+class _Added(msgspec.Struct):
+    id: int
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[object] = {}
+
+
+class _Tokenizer(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_Added] = []
+
+
+def num_sampled_ids(directory: Path, config: ModelConfig) -> int:
+    """Ids below this have a token; those above pad the weights and must never be sampled. Read from tokenizer.json, where
+    there is one that says so; else the config's vocabulary counts."""
+    try:
+        tokenizer = msgspec.json.decode((directory / "tokenizer.json").read_bytes(), type=_Tokenizer)
+    except (OSError, msgspec.MsgspecError):
+        return config.vocab_size
+    vocab = tokenizer.model.vocab
+    known = max(vocab.values(), default=-1) + 1 if isinstance(vocab, dict) else len(vocab)
+    added = max((token.id for token in tokenizer.added_tokens), default=-1) + 1
+    return min(max(known, added), config.vocab_size) or config.vocab_size

@@ -1,0 +1,176 @@
+"""What an implementation of a kernel is: its metadata, its match, and what loading it gives. Torch-free.
+
+A kernel is a named operation whose meaning its plain PyTorch reference defines. An implementation is one way to compute it.
+This file does not choose (`registry`), name (`catalog`) or check (`verification`) implementations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..ipc.facts import DeviceProfile, Feature, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelMetadata:
+    """What an implementation accepts. An empty set means any; sizes in elements.
+
+    `head_dim_multiple` is the divisor every head size must have; `max_head_dim` 0 means no limit.
+    """
+
+    platforms: frozenset[str] = frozenset()
+    dtypes: frozenset[str] = frozenset()
+    kv_dtypes: frozenset[str] = frozenset()
+    head_dim_multiple: int = 1
+    max_head_dim: int = 0
+    block_sizes: frozenset[int] = frozenset()
+    features: frozenset[Feature] = frozenset()
+    min_compute_capability: str | None = None
+
+    def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
+        """None when it fits; otherwise the first reason why not."""
+        return (
+            _misfit_device(self, profile)
+            or _misfit_choice("dtype", problem.dtype, self.dtypes)
+            or _misfit_choice("kv dtype", problem.kv_dtype, self.kv_dtypes)
+            or _misfit_sizes(self, problem)
+        )
+
+
+def _misfit_device(metadata: KernelMetadata, profile: DeviceProfile) -> str | None:
+    if metadata.platforms and profile.platform not in metadata.platforms:
+        return f"needs platform {_listed(metadata.platforms)}, device is on {profile.platform}"
+    missing = metadata.features - profile.capability.features
+    if missing:
+        return f"needs {_listed(missing)}, which {profile.name} does not have"
+    needed, has = metadata.min_compute_capability, profile.capability.compute_capability
+    if needed is not None and (has is None or _version(has) < _version(needed)):
+        return f"needs compute capability {needed}, device has {has or 'none'}"
+    return None
+
+
+def _misfit_choice(what: str, value: str | None, allowed: frozenset[str]) -> str | None:
+    if not allowed or value is None or value in allowed:
+        return None
+    return f"takes {what} {_listed(allowed)}, not {value}"
+
+
+def _misfit_sizes(metadata: KernelMetadata, problem: Problem) -> str | None:
+    head_dim, block_size = problem.head_dim, problem.block_size
+    if head_dim % metadata.head_dim_multiple:
+        return f"needs a head size that is a multiple of {metadata.head_dim_multiple}, not {head_dim}"
+    if metadata.max_head_dim and head_dim > metadata.max_head_dim:
+        return f"takes head sizes up to {metadata.max_head_dim}, not {head_dim}"
+    if metadata.block_sizes and block_size and block_size not in metadata.block_sizes:
+        return f"takes block sizes {_listed({str(size) for size in metadata.block_sizes})}, not {block_size}"
+    return None
+
+
+def _listed(values: frozenset[str] | frozenset[Feature] | set[str]) -> str:
+    return ", ".join(sorted(str(value) for value in values))
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+class Kernel(Protocol):
+    """Loaded code with its parameter layout and launch geometry. Calling it makes no choices.
+
+    `workspace_bytes`: scratch memory it holds. `capturable`: whether a graph may record the call.
+    The call's parameters are those of the kernel's reference; it writes only the tensors the reference says it writes.
+    """
+
+    workspace_bytes: int
+    capturable: bool
+
+    def __call__(self, *arguments: Any) -> None: ...
+
+
+class Communicator(Protocol):
+    """Collectives among the ranks of one worker group, in place where the name says so."""
+
+    rank: int
+    num_ranks: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> None: ...
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """What `load` may use: threads of one device, a directory for what it builds (None: nothing may be written),
+    the communicator, and where to leave a warning."""
+
+    num_threads: int = 1
+    cache_dir: Path | None = None
+    communicator: Communicator | None = None
+    warn: Callable[[str], None] = field(default=lambda text: None)
+
+
+class Implementation(Protocol):
+    """One way to compute a kernel. `misfit` imports no torch; only `load` does."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kernel(self) -> str: ...
+
+    @property
+    def metadata(self) -> KernelMetadata: ...
+
+    def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
+        """None: it fits. Text: why it does not."""
+        ...
+
+    def load(self, profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+        """Compile or look up. May raise anything: the registry then demotes it with that reason."""
+        ...
+
+
+Loader = Callable[[DeviceProfile, Problem, Services], Kernel]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredImplementation:
+    """An implementation whose match is its metadata and whose load is one function."""
+
+    name: str
+    kernel: str
+    loader: Loader
+    metadata: KernelMetadata = KernelMetadata()
+
+    def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
+        return self.metadata.misfit(profile, problem)
+
+    def load(self, profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+        return self.loader(profile, problem, services)
+
+
+class FunctionKernel:
+    """A kernel that is one function of tensors, needs no scratch memory and is not recorded by graphs."""
+
+    workspace_bytes = 0
+    capturable = False
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        self._function(*arguments)
+
+
+class LinearKernel(Kernel, Protocol):
+    """A `linear` kernel: packs a weight once into its own layout, then multiplies by it."""
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
+        """The weight `[N, K]` and bias `[N]` in the layout that the call takes. May keep or copy the tensors."""
+        ...

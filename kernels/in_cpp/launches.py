@@ -1,0 +1,101 @@
+"""The C++ kernels as callables with the signatures of their references. Tensors are contiguous in their last dimension."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from .library import DTYPE_CODES, Library
+
+EMBED, NORM, SILU_AND_MUL, ROTARY, LINEAR, ATTENTION, GREEDY, SAMPLE = range(8)
+
+
+class _CppKernel:
+    """What all of them share: the library, no scratch memory of their own, and calls that a recording can keep."""
+
+    workspace_bytes = 0
+    capturable = True
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+
+def _code(kernel: int, dtype: torch.dtype) -> int:
+    return kernel * 4 + DTYPE_CODES[dtype]
+
+
+class CppEmbed(_CppKernel):
+    def __call__(self, *arguments: Any) -> None:
+        out, token_ids, table, first_id = arguments
+        numbers = (table.shape[1], first_id, table.shape[0])
+        self.library.launch(_code(EMBED, out.dtype), (out, token_ids, table), numbers, out.shape[0])
+
+
+class CppRmsNorm(_CppKernel):
+    def __call__(self, *arguments: Any) -> None:
+        out, x, weight, eps = arguments
+        channels = x.shape[-1]
+        numbers = (channels, channels if x.dim() != 2 else x.stride(0))
+        self.library.launch(_code(NORM, x.dtype), (out, None, x, weight), numbers, x.numel() // channels, real=eps)
+
+
+class CppFusedAddRmsNorm(_CppKernel):
+    def __call__(self, *arguments: Any) -> None:
+        out, residual, x, weight, eps = arguments
+        numbers = (x.shape[-1], x.stride(0))
+        self.library.launch(_code(NORM, x.dtype), (out, residual, x, weight), numbers, x.shape[0], real=eps)
+
+
+class CppSiluAndMul(_CppKernel):
+    def __call__(self, *arguments: Any) -> None:
+        out, gate_up = arguments
+        self.library.launch(_code(SILU_AND_MUL, out.dtype), (out, gate_up), (out.shape[-1],), out.shape[0])
+
+
+class CppRotaryAndKvWrite(_CppKernel):
+    def __call__(self, *arguments: Any) -> None:
+        q, qkv, positions, slots, cos_sin, k_cache, v_cache, q_norm, k_norm, eps = arguments
+        tensors = (q, qkv, positions, slots, cos_sin, k_cache, v_cache, q_norm, k_norm)
+        numbers = (q.shape[1], k_cache.shape[2], q.shape[2], cos_sin.shape[1])
+        self.library.launch(_code(ROTARY, q.dtype), tensors, numbers, q.shape[0], real=eps)
+
+
+class CppPagedAttention(_CppKernel):
+    def __call__(self, *arguments: Any) -> None:
+        out, q, k_cache, v_cache, block_tables, query_starts, kv_lengths, scale, window = arguments
+        tensors = (out, q, k_cache, v_cache, block_tables, query_starts, kv_lengths)
+        numbers = (q.shape[1], k_cache.shape[2], q.shape[2], k_cache.shape[1], block_tables.stride(0), window)
+        self.library.launch(_code(ATTENTION, q.dtype), tensors, numbers, q.shape[0], kv_lengths.shape[0], real=scale)
+
+
+class PackedWeight(NamedTuple):
+    """A weight in panels, its bias, and its sizes."""
+
+    panels: torch.Tensor
+    bias_N: torch.Tensor | None
+    num_outputs: int
+    num_inputs: int
+
+
+class CppLinear(_CppKernel):
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
+        return PackedWeight(self.library.pack(weight), bias, *weight.shape)
+
+    def __call__(self, *arguments: Any) -> None:
+        out, x, packed = arguments
+        tensors = (out, x, packed.panels, packed.bias_N)
+        numbers = (packed.num_inputs, packed.num_outputs, x.stride(0), DTYPE_CODES[out.dtype])
+        self.library.launch(_code(LINEAR, x.dtype), tensors, numbers, x.shape[0])
+
+
+class CppGreedySample(_CppKernel):
+    def __call__(self, *arguments: Any) -> None:
+        tokens, logits, vocab_size = arguments
+        self.library.launch(GREEDY * 4, (tokens, logits), (logits.stride(0), vocab_size), logits.shape[0])
+
+
+class CppSample(_CppKernel):
+    def __call__(self, *arguments: Any) -> None:
+        tokens, logits, *parameters, vocab_size = arguments
+        self.library.launch(SAMPLE * 4, (tokens, logits, *parameters), (logits.stride(0), vocab_size), logits.shape[0])

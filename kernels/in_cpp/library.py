@@ -1,0 +1,146 @@
+"""The loaded C++ library: launches, runs, and recordings of launches that replay in one call.
+
+The library uses the OpenMP runtime that torch has loaded already (one soname, one runtime, one team of threads); so torch
+is imported before it is opened.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .build import ensure_library, rebuild_library
+
+NUM_POINTERS = 12
+NUM_NUMBERS = 12
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class Launch(ctypes.Structure):
+    """One kernel with its arguments; mirrors the struct of the source."""
+
+    _fields_ = (
+        ("kernel", ctypes.c_int64),
+        ("pointers", ctypes.c_void_p * NUM_POINTERS),
+        ("numbers", ctypes.c_int64 * NUM_NUMBERS),
+        ("reals", ctypes.c_double * 2),
+    )
+
+
+class Recording:
+    """Launches kept with the tensors they point at. `run` repeats them for other sizes; the tensors' memory stays."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._launches: list[Launch] = []
+        self._kept: list[Any] = []
+        self._array: Any = None
+
+    @property
+    def num_launches(self) -> int:
+        return len(self._launches)
+
+    def add(self, launch: Launch, tensors: Sequence[torch.Tensor | None]) -> None:
+        self._launches.append(launch)
+        self._kept.append(tensors)
+        self._array = None
+
+    def run(self, num_tokens: int, num_sequences: int, progress: ctypes.c_int64 | None = None) -> None:
+        if self._array is None:
+            self._array = (Launch * len(self._launches))(*self._launches)
+        self._library.execute(self._array, len(self._launches), num_tokens, num_sequences, progress)
+
+
+class Library:
+    """The functions of one built library, on a fixed number of threads. Used by one thread at a time."""
+
+    def __init__(self, path: Path, num_threads: int) -> None:
+        loaded = ctypes.CDLL(str(path))
+        self._run = loaded.trimaran_run
+        self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+        self._run.restype = None
+        self._packed_elements = loaded.trimaran_packed_elements
+        self._packed_elements.argtypes = (ctypes.c_int64, ctypes.c_int64)
+        self._packed_elements.restype = ctypes.c_int64
+        self._pack = loaded.trimaran_pack
+        self._pack.argtypes = (ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 4)
+        self._pack.restype = None
+        loaded.trimaran_launch_bytes.restype = ctypes.c_int64
+        assert loaded.trimaran_launch_bytes() == ctypes.sizeof(Launch), "the launch struct differs from the source's"
+        self._num_threads = num_threads
+        self._sizes = (ctypes.c_int64 * 2)()
+        self._recording: Recording | None = None
+
+    def launch(
+        self,
+        kernel: int,
+        tensors: Sequence[torch.Tensor | None],
+        numbers: Sequence[int],
+        num_tokens: int,
+        num_sequences: int = 0,
+        real: float = 0.0,
+    ) -> None:
+        """Run one kernel now, or add it to the recording under way."""
+        launch = Launch(kernel)
+        for index, tensor in enumerate(tensors):
+            launch.pointers[index] = None if tensor is None else tensor.data_ptr()
+        launch.numbers[: len(numbers)] = numbers
+        launch.reals[0] = real
+        if self._recording is not None:
+            self._recording.add(launch, tensors)
+            return
+        self.execute(ctypes.byref(launch), 1, num_tokens, num_sequences, None)
+
+    def execute(
+        self, launches: Any, count: int, num_tokens: int, num_sequences: int, progress: ctypes.c_int64 | None
+    ) -> None:
+        self._sizes[0], self._sizes[1] = num_tokens, num_sequences
+        counter = None if progress is None else ctypes.addressof(progress)
+        self._run(launches, count, self._sizes, self._num_threads, counter)
+
+    @contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Launches inside are recorded, not run. Recordings do not nest."""
+        assert self._recording is None
+        self._recording = Recording(self)
+        try:
+            yield self._recording
+        finally:
+            self._recording = None
+
+    def pack(self, weight_NK: torch.Tensor) -> torch.Tensor:
+        """The weight in the layout `linear` reads, as a flat tensor."""
+        num_outputs, num_inputs = weight_NK.shape
+        assert weight_NK.stride(1) == 1
+        packed = torch.empty(self._packed_elements(num_outputs, num_inputs), dtype=weight_NK.dtype)
+        self._pack(
+            packed.data_ptr(),
+            weight_NK.data_ptr(),
+            num_outputs,
+            num_inputs,
+            weight_NK.stride(0),
+            DTYPE_CODES[weight_NK.dtype],
+        )
+        return packed
+
+
+_opened: dict[int, Library] = {}
+
+
+def open_library(cache_dir: Path | None, num_threads: int, warn: Callable[[str], None]) -> Library:
+    """The library for this machine, built when needed; one per number of threads and process. A cached file that does not
+    load is built again, with a warning. Raises BuildFailed, OSError.
+    """
+    if num_threads not in _opened:
+        path = ensure_library(cache_dir, warn)
+        try:
+            _opened[num_threads] = Library(path, num_threads)
+        except (OSError, AttributeError) as error:
+            warn(f"the cached C++ kernels {path} do not load ({error}): built again")
+            _opened[num_threads] = Library(rebuild_library(path), num_threads)
+    return _opened[num_threads]

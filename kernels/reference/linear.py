@@ -1,0 +1,33 @@
+"""Matrix product with a weight. T tokens, K inputs, N outputs."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+
+class PlainWeight(NamedTuple):
+    """A weight as the checkpoint has it: `[N, K]`, and its bias `[N]`."""
+
+    weight_NK: torch.Tensor
+    bias_N: torch.Tensor | None
+
+
+class ReferenceLinear:
+    """out = x @ weight.T + bias. `out` may have a wider dtype than x: the result is then converted."""
+
+    workspace_bytes = 0
+    capturable = False
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PlainWeight:
+        return PlainWeight(weight, bias)
+
+    def __call__(self, *arguments: Any) -> None:
+        out_TN, x_TK, packed = arguments
+        linear(out_TN, x_TK, *packed)
+
+
+def linear(
+    out_TN: torch.Tensor, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None
+) -> None:
+    """out = x @ weight.T + bias."""
+    out_TN.copy_(torch.nn.functional.linear(x_TK, weight_NK, bias_N))

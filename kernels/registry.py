@@ -1,0 +1,166 @@
+"""Chooses an implementation for each kernel and says why not the others. Torch-free until an implementation loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..ipc.conditions import Refusal
+from ..ipc.facts import DeviceProfile, Problem, Resolution
+from .implementation import Implementation, Kernel, Services
+
+Verify = Callable[[Implementation, Kernel, DeviceProfile, Problem, Services], str | None]
+
+
+class KernelChoiceRefused(Refusal):
+    """What the user asked of the registry cannot be: unknown name, pin that does not fit, everything forbidden."""
+
+
+@dataclass(frozen=True)
+class KernelChoices:
+    """What the user pinned (kernel -> implementation) and forbade (implementation names)."""
+
+    pins: Mapping[str, str]
+    forbidden: frozenset[str]
+
+    @staticmethod
+    def from_options(pins: Iterable[str] = (), forbidden: Iterable[str] = ()) -> KernelChoices:
+        """`pins` as typed: "paged_attention=NAME". Raises KernelChoiceRefused for another form or for two pins of a kernel."""
+        parsed: dict[str, str] = {}
+        for pin in pins:
+            kernel, separator, name = pin.partition("=")
+            if not separator or not kernel or not name:
+                raise KernelChoiceRefused(f"--kernel {pin}: write it as KERNEL=IMPLEMENTATION")
+            if parsed.get(kernel, name) != name:
+                raise KernelChoiceRefused(f"--kernel {kernel} is pinned twice: {parsed[kernel]} and {name}; keep one")
+            parsed[kernel] = name
+        return KernelChoices(parsed, frozenset(forbidden))
+
+
+NO_CHOICES = KernelChoices({}, frozenset())
+
+
+class Registry:
+    """Chains of implementations by kernel, in order of preference; the last link of each is plain PyTorch."""
+
+    def __init__(self, catalog: Sequence[Implementation], verify: Verify | None = None) -> None:
+        self._chains: dict[str, list[Implementation]] = {}
+        self._verify = verify
+        for implementation in catalog:
+            self._chains.setdefault(implementation.kernel, []).append(implementation)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return tuple(self._chains)
+
+    def chain(self, kernel: str) -> Sequence[Implementation]:
+        return self._chains[kernel]
+
+    def check(self, choices: KernelChoices) -> None:
+        """Raise KernelChoiceRefused when a pin or a forbid names something that does not exist."""
+        for kernel, name in choices.pins.items():
+            if kernel not in self._chains:
+                raise KernelChoiceRefused(
+                    f"--kernel {kernel}={name}: no such kernel; there are {', '.join(self._chains)}"
+                )
+            names = [implementation.name for implementation in self._chains[kernel]]
+            if name not in names:
+                raise KernelChoiceRefused(
+                    f"--kernel {kernel}={name}: no such implementation; there are {', '.join(names)}"
+                )
+        known = {implementation.name for chain in self._chains.values() for implementation in chain}
+        for name in sorted(choices.forbidden - known):
+            raise KernelChoiceRefused(
+                f"--without-kernel {name}: no such implementation; there are {', '.join(sorted(known))}"
+            )
+
+    def resolve(
+        self, kernel: str, profile: DeviceProfile, problem: Problem, choices: KernelChoices = NO_CHOICES
+    ) -> Resolution:
+        """The first implementation that fits, with the reasons of those before it. Raises KernelChoiceRefused."""
+        self.check(choices)
+        implementation, resolution = self._choose(kernel, profile, problem, choices, {})
+        assert implementation.name == resolution.chosen
+        return resolution
+
+    def load(
+        self,
+        kernel: str,
+        profile: DeviceProfile,
+        problem: Problem,
+        services: Services,
+        choices: KernelChoices = NO_CHOICES,
+    ) -> tuple[Kernel, Resolution]:
+        """Load the choice; one that raises or disagrees with the reference is demoted and the next takes over.
+
+        Raises KernelChoiceRefused when a pinned one fails, RuntimeError when the whole chain did.
+        """
+        self.check(choices)
+        demoted: dict[str, str] = {}
+        while True:
+            implementation, resolution = self._choose(kernel, profile, problem, choices, demoted)
+            loaded, failure = self._try(implementation, profile, problem, services)
+            if loaded is not None:
+                return loaded, resolution
+            if resolution.pinned:
+                raise KernelChoiceRefused(f"--kernel {kernel}={implementation.name} failed: {failure}; drop the pin")
+            demoted[implementation.name] = failure
+
+    def _try(
+        self, implementation: Implementation, profile: DeviceProfile, problem: Problem, services: Services
+    ) -> tuple[Kernel | None, str]:
+        try:
+            loaded = implementation.load(profile, problem, services)
+            failure = self._verify(implementation, loaded, profile, problem, services) if self._verify else None
+        except Exception as error:  # any failure of vendor code or of a compiler means: take the next one
+            return None, f"{type(error).__name__}: {error}"
+        return (loaded, "") if failure is None else (None, failure)
+
+    def _choose(
+        self,
+        kernel: str,
+        profile: DeviceProfile,
+        problem: Problem,
+        choices: KernelChoices,
+        demoted: Mapping[str, str],
+    ) -> tuple[Implementation, Resolution]:
+        pin = choices.pins.get(kernel)
+        rejected: dict[str, str] = {}
+        for candidate in self._chains[kernel]:
+            if candidate.name in demoted:
+                continue
+            reason = _rejection(candidate, profile, problem, choices, pin)
+            if reason is None:
+                resolution = Resolution(
+                    kernel=kernel,
+                    chosen=candidate.name,
+                    rejected=rejected,
+                    demoted=dict(demoted),
+                    pinned=pin is not None,
+                )
+                return candidate, resolution
+            if candidate.name == pin:
+                raise KernelChoiceRefused(
+                    f"--kernel {kernel}={pin} does not fit: {reason}; drop the pin or take another"
+                )
+            rejected[candidate.name] = reason
+        raise _exhausted(kernel, rejected, demoted, choices)
+
+
+def _rejection(
+    candidate: Implementation, profile: DeviceProfile, problem: Problem, choices: KernelChoices, pin: str | None
+) -> str | None:
+    if candidate.name in choices.forbidden:
+        return "forbidden by --without-kernel"
+    if pin is not None and candidate.name != pin:
+        return f"{pin} is pinned"
+    return candidate.misfit(profile, problem)
+
+
+def _exhausted(
+    kernel: str, rejected: Mapping[str, str], demoted: Mapping[str, str], choices: KernelChoices
+) -> Exception:
+    story = "; ".join(f"{name}: {reason}" for name, reason in {**rejected, **demoted}.items())
+    if choices.forbidden & set(rejected):
+        return KernelChoiceRefused(f"no implementation of {kernel} is left ({story}); allow one again")
+    return RuntimeError(f"no implementation of {kernel} works here ({story})")

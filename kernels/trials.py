@@ -1,0 +1,213 @@
+"""A small generated problem for each kernel: what verification and tests run an implementation and its reference on.
+
+Deterministic: the same problem gives the same numbers. Inputs are made on the CPU and moved to the device asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..ipc.facts import Problem
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Arguments of one call, and which of them (by index) the call writes. `tolerance` is relative to the largest entry."""
+
+    arguments: tuple[Any, ...]
+    written: tuple[int, ...]
+    tolerance: float
+
+    def copy(self) -> Trial:
+        """The same trial with its tensors cloned, so that a second implementation starts from the same state."""
+        cloned = tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in self.arguments)
+        return Trial(arguments=cloned, written=self.written, tolerance=self.tolerance)
+
+
+def make_trial(kernel: str, problem: Problem, device: torch.device | None = None) -> Trial:
+    """Raises KeyError for a kernel that has none."""
+    generator = torch.Generator().manual_seed(20_260_101)
+    trial = _MAKERS[kernel](problem, generator)
+    if device is None:
+        return trial
+    moved = tuple(a.to(device) if isinstance(a, torch.Tensor) else a for a in trial.arguments)
+    return Trial(arguments=moved, written=trial.written, tolerance=trial.tolerance)
+
+
+def disagreement(kernel: str, ours: Trial, reference: Trial) -> str | None:
+    """None when what two calls wrote agrees within the tolerance; else where and by how much it differs."""
+    for index in ours.written:
+        got, expected = ours.arguments[index].double().cpu(), reference.arguments[index].double().cpu()
+        limit = ours.tolerance * max(1.0, float(expected[expected.isfinite()].abs().max()))
+        same = torch.isclose(got, expected, rtol=0, atol=limit, equal_nan=True)
+        if not bool(same.all()):
+            worst = float((got - expected).abs().nan_to_num(float("inf")).max())
+            return f"{kernel} disagrees with its reference in argument {index} by {worst:.3g} (allowed {limit:.3g})"
+    return None
+
+
+def _tolerance(problem: Problem) -> float:
+    return {"float32": 2e-5, "bfloat16": 1.6e-2, "float16": 2e-3}[problem.dtype]
+
+
+def _randn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def _embed(problem: Problem, generator: torch.Generator) -> Trial:
+    table = _randn(generator, DTYPES[problem.dtype], 37, problem.hidden_size)
+    ids = torch.randint(0, 60, (9,), generator=generator, dtype=torch.int32)
+    out = torch.empty(9, problem.hidden_size, dtype=table.dtype)
+    return Trial(arguments=(out, ids, table, 11), written=(0,), tolerance=0.0)
+
+
+def _rms_norm(problem: Problem, generator: torch.Generator) -> Trial:
+    dtype = DTYPES[problem.dtype]
+    x, weight = _randn(generator, dtype, 7, problem.hidden_size), _randn(generator, dtype, problem.hidden_size)
+    return Trial(arguments=(torch.empty_like(x), x, weight, 1e-5), written=(0,), tolerance=_tolerance(problem))
+
+
+def _fused_add_rms_norm(problem: Problem, generator: torch.Generator) -> Trial:
+    dtype = DTYPES[problem.dtype]
+    x, residual = (_randn(generator, dtype, 7, problem.hidden_size) for _ in range(2))
+    weight = _randn(generator, dtype, problem.hidden_size)
+    arguments = (torch.empty_like(x), residual, x, weight, 1e-5)
+    return Trial(arguments=arguments, written=(0, 1), tolerance=_tolerance(problem))
+
+
+def _silu_and_mul(problem: Problem, generator: torch.Generator) -> Trial:
+    gate_up = _randn(generator, DTYPES[problem.dtype], 5, 2 * problem.intermediate_size)
+    out = torch.empty(5, problem.intermediate_size, dtype=gate_up.dtype)
+    return Trial(arguments=(out, gate_up), written=(0,), tolerance=_tolerance(problem))
+
+
+def _rotary_and_kv_write(problem: Problem, generator: torch.Generator) -> Trial:
+    dtype, head_dim, num_tokens = DTYPES[problem.dtype], problem.head_dim, 11
+    heads, kv_heads = problem.num_heads, problem.num_kv_heads
+    rotary_dim = problem.rotary_dim or head_dim
+    qkv = _randn(generator, dtype, num_tokens, (heads + 2 * kv_heads) * head_dim)
+    positions = torch.randint(0, 50, (num_tokens,), generator=generator, dtype=torch.int32)
+    slots = torch.randperm(3 * problem.block_size, generator=generator)[:num_tokens].to(torch.int32)
+    slots[3] = -1
+    angles = torch.rand(50, rotary_dim // 2, generator=generator) * 6.3
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    k_cache, v_cache = (_randn(generator, dtype, 3, problem.block_size, kv_heads, head_dim) for _ in range(2))
+    norms = tuple(_randn(generator, dtype, head_dim) for _ in range(2))
+    q = torch.empty(num_tokens, heads, head_dim, dtype=dtype)
+    arguments = (q, qkv, positions, slots, cos_sin, k_cache, v_cache, *norms, 1e-6)
+    return Trial(arguments=arguments, written=(0, 5, 6), tolerance=_tolerance(problem))
+
+
+def _paged_attention(problem: Problem, generator: torch.Generator) -> Trial:
+    """A decode, a first chunk, a later chunk and a decode, over a shuffled block table; unused slots hold NaN."""
+    dtype, block_size = DTYPES[problem.dtype], problem.block_size
+    num_queries, lengths = (1, 21, 18, 1), (45, 21, 70, 1)
+    width = -(-max(lengths) // block_size) + 1
+    num_blocks = len(lengths) * width + 1
+    tables = torch.randperm(num_blocks, generator=generator)[: len(lengths) * width].view(len(lengths), width)
+    shape = (num_blocks, block_size, problem.num_kv_heads, problem.head_dim)
+    k_cache, v_cache = _randn(generator, dtype, *shape), _randn(generator, dtype, *shape)
+    _spoil_unused(tables, lengths, block_size, k_cache, v_cache)
+    q = _randn(generator, dtype, sum(num_queries), problem.num_heads, problem.head_dim)
+    starts = torch.tensor((0, *num_queries), dtype=torch.int32).cumsum(0).to(torch.int32)
+    kv_lengths = torch.tensor(lengths, dtype=torch.int32)
+    window = 24 if problem.head_dim % 32 else 0
+    arguments = (
+        torch.empty_like(q),
+        q,
+        k_cache,
+        v_cache,
+        tables.to(torch.int32),
+        starts,
+        kv_lengths,
+        problem.head_dim**-0.5,
+        window,
+    )
+    return Trial(arguments=arguments, written=(0,), tolerance=_tolerance(problem))
+
+
+def _spoil_unused(
+    tables: torch.Tensor, lengths: tuple[int, ...], block_size: int, k_cache: torch.Tensor, v_cache: torch.Tensor
+) -> None:
+    used = torch.zeros(k_cache.shape[0] * block_size, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        positions = torch.arange(length)
+        used[tables[row, positions // block_size] * block_size + positions % block_size] = True
+    k_cache.flatten(0, 1)[~used] = float("nan")
+    v_cache.flatten(0, 1)[~used] = float("nan")
+
+
+def _linear(problem: Problem, generator: torch.Generator) -> Trial:
+    """Arguments: out, x, weight, bias; the caller packs the weight."""
+    dtype = DTYPES[problem.dtype]
+    x = _randn(generator, dtype, 15, problem.hidden_size)
+    weight = (torch.randn(75, problem.hidden_size, generator=generator) / problem.hidden_size**0.5).to(dtype)
+    arguments = (torch.empty(15, 75, dtype=dtype), x, weight, _randn(generator, dtype, 75))
+    return Trial(arguments=arguments, written=(0,), tolerance=_tolerance(problem))
+
+
+def _logits(problem: Problem, generator: torch.Generator, num_rows: int) -> tuple[torch.Tensor, int]:
+    """Rows of logits whose padding (and nothing else) is high, and the size without it."""
+    vocab_size = min(problem.vocab_size or 500, 2000)
+    logits = torch.randn(num_rows, vocab_size + 5, generator=generator) * 3
+    logits[:, vocab_size:] = 1e4
+    return logits, vocab_size
+
+
+def _greedy_sample(problem: Problem, generator: torch.Generator) -> Trial:
+    logits, vocab_size = _logits(problem, generator, 6)
+    logits[2, 7] = float("nan")
+    logits[3] = float("-inf")
+    return Trial(arguments=(torch.empty(6, dtype=torch.int64), logits, vocab_size), written=(0,), tolerance=0.0)
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> Trial:
+    logits, vocab_size = _logits(problem, generator, 8)
+    logits[6, 3] = float("nan")
+    parameters = (
+        torch.tensor([1.0, 0.0, 0.7, 1.3, 1.0, 1e-5, 1.0, 0.9]),
+        torch.tensor([0, 0, 5, 0, 20, 0, 0, 1], dtype=torch.int32),
+        torch.tensor([1.0, 1.0, 1.0, 0.8, 0.5, 1.0, 1.0, 0.3]),
+        torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1]),
+        torch.randint(-(2**62), 2**62, (8,), generator=generator),
+        torch.arange(8, dtype=torch.int32),
+        torch.arange(8, dtype=torch.int32) * 1000,
+    )
+    arguments = (torch.empty(8, dtype=torch.int64), logits, *parameters, vocab_size)
+    return Trial(arguments=arguments, written=(0,), tolerance=0.0)
+
+
+def _apply_penalties(problem: Problem, generator: torch.Generator) -> Trial:
+    logits, _ = _logits(problem, generator, 5)
+    counts = torch.randint(0, 3, (2, logits.shape[1]), generator=generator, dtype=torch.int32)
+    in_prompt = torch.randint(0, 2, (2, logits.shape[1]), generator=generator, dtype=torch.uint8)
+    arguments = (logits, torch.tensor([3, 0]), counts, in_prompt, *torch.tensor([[0.5, 0.1], [0.2, -0.3], [1.2, 0.9]]))
+    return Trial(arguments=arguments, written=(0,), tolerance=1e-5)
+
+
+def _token_logprobs(problem: Problem, generator: torch.Generator) -> Trial:
+    logits, vocab_size = _logits(problem, generator, 4)
+    outs = (torch.empty(4), torch.empty(4, dtype=torch.int32), torch.empty(4, 6), torch.empty(4, 6, dtype=torch.int32))
+    arguments = (*outs, logits, torch.tensor([3, 0, 9, 1]), vocab_size)
+    return Trial(arguments=arguments, written=(0, 1, 2, 3), tolerance=1e-5)
+
+
+_MAKERS: dict[str, Callable[[Problem, torch.Generator], Trial]] = {
+    "embed": _embed,
+    "rms_norm": _rms_norm,
+    "fused_add_rms_norm": _fused_add_rms_norm,
+    "silu_and_mul": _silu_and_mul,
+    "rotary_and_kv_write": _rotary_and_kv_write,
+    "paged_attention": _paged_attention,
+    "linear": _linear,
+    "greedy_sample": _greedy_sample,
+    "sample": _sample,
+    "apply_penalties": _apply_penalties,
+    "token_logprobs": _token_logprobs,
+}
