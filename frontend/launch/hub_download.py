@@ -1,4 +1,4 @@
-"""`python -m trimaran.frontend.launch.hub_download NAME [REVISION]`: brings a hub model into the hub's cache.
+"""`python -m trimaran.frontend.launch.hub_download NAME [REVISION] [--without-weights]`: fills the hub's cache.
 
 Lines on stdout, as the GGUF converter's: `progress FRACTION WHAT`, `warning TEXT`, and last `done FOLDER` (exit 0) or
 `refused TEXT` (exit 2). A process of its own: the library blocks, and its import is only paid where a hub is named.
@@ -15,11 +15,12 @@ from ...ipc.conditions import Refusal
 from .model_source import LocalFolder, find_model
 
 # What a model needs to be served; weights in other formats stay where they are.
-WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+WANTED = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+WEIGHTS = ["*.safetensors"]
 UNWANTED = ["original/*", "onnx/*", "consolidated*"]
 
 
-class ProgressLines(tqdm):  # type: ignore[type-arg]
+class ProgressLines(tqdm):  # type: ignore[misc]
     """The library's progress bars as lines of this process, told when bytes go forward by a hundredth."""
 
     _told = -1.0
@@ -38,7 +39,7 @@ class ProgressLines(tqdm):  # type: ignore[type-arg]
             _say(f"progress {fraction:.2f} fetching {self.total / 1e6:.0f} MB")
 
 
-def download(name: str, revision: str | None) -> Path:
+def download(name: str, revision: str | None, *, with_weights: bool = True) -> Path:
     """The model's folder in the hub's cache; from the cache alone where the hub cannot be reached.
 
     Raises:
@@ -50,7 +51,11 @@ def download(name: str, revision: str | None) -> Path:
     at = f"{name} at revision {revision}" if revision else name
     try:
         folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED, tqdm_class=ProgressLines
+            name,
+            revision=revision,
+            allow_patterns=WANTED + (WEIGHTS if with_weights else []),
+            ignore_patterns=UNWANTED,
+            tqdm_class=ProgressLines,
         )
     except errors.GatedRepoError:
         raise Refusal(
@@ -58,19 +63,19 @@ def download(name: str, revision: str | None) -> Path:
         ) from None
     except errors.RepositoryNotFoundError:
         raise Refusal(
-            f"The hub has no model {name!r}, or not for you. Check the spelling, set HF_TOKEN if it is private, or name a "
-            "folder of this machine."
+            f"The hub has no model {name!r}, or not for you. Check the spelling, set HF_TOKEN if it is private, "
+            "or name a folder of this machine."
         ) from None
     except errors.RevisionNotFoundError:
         raise Refusal(f"{name} has no revision {revision!r}. Name a branch, tag or commit that it has.") from None
     except errors.LocalEntryNotFoundError as error:
         raise Refusal(
-            f"{at} is not in the hub's cache, and the hub cannot be reached ({_reason(error)}). Connect this machine, or "
-            "bring the model here by other means and name its folder; without a model, the demo is served."
+            f"{at} is not in the hub's cache, and the hub cannot be reached ({_reason(error)}). Connect it, "
+            "or bring the model here by other means and name its folder; without a model, the demo is served."
         ) from None
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise Refusal(f"{at} cannot be fetched ({_reason(error)}). Try again, or name a folder.") from None
-    found = find_model(folder)  # refuses what holds no config or no weights
+    found = find_model(folder, weights_needed=with_weights)  # refuses what holds no config or no weights
     assert isinstance(found, LocalFolder), f"{folder} led to {found}"
     return Path(folder)
 
@@ -87,9 +92,10 @@ def _say(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    name, revision = arguments[0], (arguments[1] if len(arguments) > 1 else None)
+    with_weights = "--without-weights" not in arguments
+    name, *rest = [argument for argument in arguments if argument != "--without-weights"]
     try:
-        folder = download(name, revision)
+        folder = download(name, rest[0] if rest else None, with_weights=with_weights)
     except Refusal as refusal:
         _say(f"refused {' '.join(str(refusal).split())}")
         return 2

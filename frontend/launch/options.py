@@ -124,7 +124,7 @@ class Options(Struct, frozen=True, kw_only=True):
     max_stop: Annotated[int, About("Server", Integer(0), "most stop strings of a request")] = 16
     default_max_tokens: Annotated[
         int | Auto,
-        About("Server", COUNT_OR_AUTO, "length of an answer when the request states none; auto is what fits"),
+        About("Server", COUNT_OR_AUTO, "length of an answer where the request has none; auto is what fits"),
     ] = AUTO
     generation_defaults: Annotated[
         bool, About("Server", Switch(), "sampling defaults from the model's generation_config.json")

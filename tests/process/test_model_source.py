@@ -120,8 +120,14 @@ def test_a_hub_model_is_fetched_once_with_progress(tmp_path: Path) -> None:
 def test_what_the_hub_does_not_give(tmp_path: Path, arguments: list[str], expected: str) -> None:
     with hub({"owner/model": MODEL, "owner/empty": {"config.json": b"{}"}}) as (endpoint, _):
         done = fetch(tmp_path, endpoint, *arguments)
-    assert done.returncode == 2 and done.stdout.startswith("refused "), done.stdout + done.stderr
-    assert expected in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert done.returncode == 2 and last.startswith("refused ") and expected in last, done.stdout + done.stderr
+
+
+def test_a_shape_is_fetched_without_its_weights(tmp_path: Path) -> None:
+    with hub({"owner/model": MODEL}) as (endpoint, asked):
+        done = fetch(tmp_path, endpoint, "owner/model", "--without-weights")
+    assert done.returncode == 0 and not [line for line in asked if "safetensors" in line], done.stdout
 
 
 @pytest.mark.user_pain("D10")
