@@ -4,6 +4,7 @@ Lines on stdout, as the GGUF converter's: `progress FRACTION WHAT`, `warning TEX
 `refused TEXT` (exit 2). A process of its own: the library blocks, and its import is only paid where a hub is named.
 """
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ...ipc.conditions import Refusal
+from ...ipc.process import die_with_parent
 from .model_source import LocalFolder, find_model
 
 # What a model needs to be served; weights in other formats stay where they are.
@@ -92,10 +94,17 @@ def _say(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    with_weights = "--without-weights" not in arguments
-    name, *rest = [argument for argument in arguments if argument != "--without-weights"]
+    parser = argparse.ArgumentParser(description="Fetches a hub model into the hub's cache.")
+    parser.add_argument("name")
+    parser.add_argument("revision", nargs="?")
+    parser.add_argument("--without-weights", action="store_true")
+    parser.add_argument("--death-pipe", type=int)
+    parser.add_argument("--parent", type=int)
+    asked = parser.parse_args(arguments)
+    if asked.parent is not None:
+        die_with_parent(asked.death_pipe, asked.parent)
     try:
-        folder = download(name, rest[0] if rest else None, with_weights=with_weights)
+        folder = download(asked.name, asked.revision, with_weights=not asked.without_weights)
     except Refusal as refusal:
         _say(f"refused {' '.join(str(refusal).split())}")
         return 2
