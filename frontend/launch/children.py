@@ -24,8 +24,13 @@ _MAX_LINE_BYTES = 64 * 1024
 _LINK_END_WAIT_S = 0.5  # for messages that a dead child had still sent
 
 
-def child_environment(inherited: Mapping[str, str], *, num_threads: int, cache: Path) -> dict[str, str]:
-    """The environment of a child with `num_threads` threads for computing. Options travel on the control link."""
+def child_environment(
+    inherited: Mapping[str, str], *, num_threads: int, cache: Path, offline: bool = True
+) -> dict[str, str]:
+    """The environment of a child with `num_threads` threads for computing. Options travel on the control link.
+
+    Only the process that fetches from a hub is not `offline`, and there the user's own wish stays.
+    """
     environment = {name: value for name, value in inherited.items() if not name.startswith(PREFIX)}
     environment.update(
         # Threads that wait by spinning take the cores from all other processes of the machine.
@@ -34,14 +39,13 @@ def child_environment(inherited: Mapping[str, str], *, num_threads: int, cache: 
         OMP_NUM_THREADS=str(num_threads),
         OPENBLAS_NUM_THREADS=str(num_threads),
         MKL_NUM_THREADS=str(num_threads),
-        # The supervisor has brought what a hub is asked for; nobody else opens a connection.
-        HF_HUB_OFFLINE="1",
-        TRANSFORMERS_OFFLINE="1",
         TOKENIZERS_PARALLELISM="true",
         TRITON_CACHE_DIR=str(cache / "triton"),
         TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"),
         PYTHONUNBUFFERED="1",
     )
+    if offline:
+        environment.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     return environment
 
 

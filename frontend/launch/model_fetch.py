@@ -31,7 +31,7 @@ class FetchFailed(TrimaranError):
 
 
 class Model(Struct, frozen=True):
-    """Where a model is. `text_folder` has the tokenizer, and differs where `--tokenizer` is given. `root`: for users."""
+    """Where a model is. `text_folder` has the tokenizer: another folder where `--tokenizer` is given."""
 
     folder: Path
     text_folder: Path

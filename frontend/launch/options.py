@@ -37,7 +37,7 @@ AUTO: Auto = "auto"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PLATFORM = Text("auto, or a platform's name")
-LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVELS = ("info", "warning", "error")
 COUNT = Integer(1)
 COUNT_OR_AUTO = Integer(1, words=(AUTO,))
 
@@ -199,8 +199,8 @@ class Options(Struct, frozen=True, kw_only=True):
         Path | None, About("Life cycle", Folder(), "parent of the private folder for sockets; a short path")
     ] = None
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        About("Life cycle", Choice(LOG_LEVELS), "what to print at least"),
+        Literal["info", "warning", "error"],
+        About("Life cycle", Choice(LOG_LEVELS), "the least important lines to print"),
     ] = "info"
 
     def cache_folder(self) -> Path:

@@ -52,9 +52,7 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | in
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise Refusal(
-            f"--host {host}: {error.strerror}. Use 127.0.0.1, 0.0.0.0 or an address of this machine."
-        ) from None
+        raise Refusal(f"--host {host}: {error.strerror}. Use 127.0.0.1 or an address of this machine.") from None
     family, _, _, _, address = found[0]
     return family, tuple(part for part in address if isinstance(part, str | int))
 
