@@ -195,18 +195,7 @@ async def run_tool(
     Its command gets `--death-pipe` and `--parent` as every child's does.
     """
     loop = asyncio.get_running_loop()
-    output, their_output = os.pipe()
-    try:
-        process = subprocess.Popen(
-            [*command, "--death-pipe", str(death_pipe), "--parent", str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=their_output,
-            stderr=their_output,
-            env=dict(environment),
-            pass_fds=(death_pipe,),
-        )
-    finally:
-        os.close(their_output)
+    process, output = _start_tool(command, environment, death_pipe)
     lines = Lines(output, told)
     ended = asyncio.Event()
     pidfd = os.pidfd_open(process.pid)
@@ -220,6 +209,24 @@ async def run_tool(
         code = process.wait()
         lines.close()
     return code
+
+
+def _start_tool(
+    command: Sequence[str], environment: Mapping[str, str], death_pipe: int
+) -> tuple[subprocess.Popen[bytes], int]:
+    output, their_output = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*command, "--death-pipe", str(death_pipe), "--parent", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=their_output,
+            stderr=their_output,
+            env=dict(environment),
+            pass_fds=(death_pipe,),
+        )
+    finally:
+        os.close(their_output)
+    return process, output
 
 
 def module_command(module: str) -> list[str]:
