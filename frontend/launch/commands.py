@@ -1,4 +1,4 @@
-"""The command line: `trimaran serve | chat | demo | version`.
+"""The command line: `trimaran serve | chat | bench | demo | version`.
 
 `serve` is the way most starts go, so it does not wait for typer: its options are read by `options.py` either way.
 """
@@ -27,6 +27,7 @@ def build() -> "typer.Typer":
     """The commands as a typer application."""
     import typer
 
+    from .bench_commands import build_bench
     from .demo import install
 
     application = typer.Typer(
@@ -80,6 +81,7 @@ def build() -> "typer.Typer":
             print(f"trimaran demo: {refusal}", file=sys.stderr)
             raise typer.Exit(1) from None
 
+    application.add_typer(build_bench(), name="bench")
     application.add_typer(demo, name="demo")
     return application
 

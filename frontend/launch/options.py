@@ -263,7 +263,7 @@ def options_from_keywords(keywords: Mapping[str, object], environment: Mapping[s
     variables = dict(_read_environment(environment))
     config = variables.pop(CONFIG, None)
     file = {} if config is None else dict(_read_file(str(config)))
-    keywords = {name: value for name, value in keywords.items() if value is not None}
+    keywords = {name: value for name, value in keywords.items() if value is not None and value != ""}
     return _settle({Source.FLAG: keywords, Source.ENVIRONMENT: variables, Source.FILE: file})
 
 

@@ -83,10 +83,18 @@ def _peer(name: str) -> str:
 
 
 def _probe(family: socket.AddressFamily, address: tuple[str | int, ...], host: str, port: int) -> None:
+    """Raises Refusal when somebody listens there, even if they would share the port.
+
+    A bind also fails over connections of an earlier server that linger in TIME_WAIT; those are no reason to refuse.
+    """
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Connections of an earlier server that linger in TIME_WAIT are no reason to refuse; a listener is.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _bind(probe, address, host, port)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            listener = _listener(port) if error.errno == errno.EADDRINUSE else None
+            if listener is not None:
+                raise _taken(host, port, listener) from None
 
 
 def _hold(family: socket.AddressFamily, address: tuple[str | int, ...], host: str, port: int) -> socket.socket:
@@ -106,7 +114,7 @@ def _bind(end: socket.socket, address: tuple[str | int, ...], host: str, port: i
         end.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise _taken(host, port, _listener(port)) from None
+            raise _taken(host, port, _listener(port) or "another program") from None
         if error.errno == errno.EADDRNOTAVAIL:
             cure = "Use 127.0.0.1, 0.0.0.0 or an address that it has."
             raise Refusal(f"--host {host} is not an address of this machine. {cure}") from None
@@ -121,8 +129,8 @@ def _taken(host: str, port: int, by: str) -> Refusal:
     )
 
 
-def _listener(port: int) -> str:
-    """Who listens there, as far as /proc lets this user see."""
+def _listener(port: int) -> str | None:
+    """Who listens there, as far as /proc lets this user see; None when nobody does."""
     inodes: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -130,6 +138,8 @@ def _listener(port: int) -> str:
                 fields = line.split()
                 if fields[3] == _LISTEN_STATE and int(fields[1].rsplit(":", 1)[1], 16) == port:
                     inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return None
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if any(os.readlink(fd) in inodes for fd in (process / "fd").iterdir()):
