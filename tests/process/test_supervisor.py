@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 from trimaran.frontend.launch.options import Options, read_options
 from trimaran.frontend.launch.progress import PlainProgress
 from trimaran.frontend.launch.supervisor import Aborted, GaveUp, Launch, Supervisor
@@ -337,7 +338,10 @@ async def test_without_frontends_no_port_is_taken(harbour: Harbour) -> None:
         await task
 
 
-async def test_it_runs_in_a_thread_of_a_library(harbour: Harbour) -> None:
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+async def test_it_runs_in_a_thread_of_a_library(
+    harbour: Harbour, loop_factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
     """Children are bound to the thread that spawned them, so restarts must happen in that thread too."""
     ready: list[tuple[asyncio.AbstractEventLoop, Supervisor]] = []
 
@@ -346,7 +350,11 @@ async def test_it_runs_in_a_thread_of_a_library(harbour: Harbour) -> None:
         ready.append((asyncio.get_running_loop(), supervisor))
         await supervisor.run()
 
-    work = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(live()))
+    def thread() -> None:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(live())
+
+    work = asyncio.get_running_loop().run_in_executor(None, thread)
     await until(lambda: any("Ready" in line for line in harbour.progress.lines))
     os.kill(harbour.alive("core")[0], signal.SIGKILL)
     await until(lambda: any("Ready again" in line for line in harbour.progress.lines))
