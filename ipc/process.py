@@ -101,14 +101,19 @@ class ControlLink(Generic[Incoming]):
 
     def _receive_now(self) -> tuple[Incoming, list[int]] | None:
         try:
-            payload, descriptors, _, _ = socket.recv_fds(
-                self._socket, _MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
+            payload, descriptors = self._receive_packet()
         except ConnectionResetError:
-            return None
+            # The peer closed with messages of ours unread. The error comes once; what the peer had sent lies behind it.
+            payload, descriptors = self._receive_packet()
         if not payload:
             return None
-        return self._decoder.decode(payload), list(descriptors)
+        return self._decoder.decode(payload), descriptors
+
+    def _receive_packet(self) -> tuple[bytes, list[int]]:
+        payload, descriptors, _, _ = socket.recv_fds(
+            self._socket, _MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+        return payload, list(descriptors)
 
     def _readable(self) -> None:
         while self._socket.fileno() >= 0:

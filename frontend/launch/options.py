@@ -37,7 +37,7 @@ AUTO: Auto = "auto"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PLATFORM = Text("auto, or a platform's name")
-LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVELS = ("info", "warning", "error")
 COUNT = Integer(1)
 COUNT_OR_AUTO = Integer(1, words=(AUTO,))
 
@@ -71,8 +71,8 @@ class Options(Struct, frozen=True, kw_only=True):
         About("Model", Text("a folder, a GGUF file or a hub name"), "what to serve"),
     ] = None
     served_model_name: Annotated[
-        tuple[str, ...], About("Model", Texts(), "names clients may ask for, instead of the model's own")
-    ] = ()
+        str | None, About("Model", Text(), "the name clients ask for, instead of the model's own")
+    ] = None
     revision: Annotated[str | None, About("Model", Text(), "branch, tag or commit of a hub model")] = None
     tokenizer: Annotated[
         Path | None,
@@ -109,24 +109,33 @@ class Options(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         About("Server", Texts(), "keys clients must send; the environment hides them from process lists"),
     ] = ()
-    max_connections: Annotated[
-        int, About("Server", COUNT, "open connections per frontend, streams and idle ones together")
-    ] = 4096
     max_queued_requests: Annotated[
-        int, About("Server", COUNT, "requests that may wait; one more is answered 429 instead of waiting for long")
-    ] = 1024
+        int | Auto, About("Server", COUNT_OR_AUTO, "requests that may wait; one more is answered 429 at once")
+    ] = AUTO
     max_queued_tokens: Annotated[
         int | Auto,
         About("Server", COUNT_OR_AUTO, "prompt tokens that may wait; auto follows the KV cache"),
     ] = AUTO
-    max_body_bytes: Annotated[int, About("Server", Integer(1024), "largest request body")] = 32 * 1024 * 1024
-    max_prompts: Annotated[int, About("Server", COUNT, "most prompts in one completions request")] = 1024
-    max_n: Annotated[int, About("Server", COUNT, "largest n of a request")] = 64
+    max_body_bytes: Annotated[int, About("Server", Integer(1024), "largest request body")] = 64 * 1024 * 1024
+    max_header_bytes: Annotated[int, About("Server", Integer(8192), "largest request head")] = 64 * 1024
+    max_prompts: Annotated[int, About("Server", COUNT, "most prompts in one completions request")] = 2048
+    max_n: Annotated[int, About("Server", COUNT, "largest n of a request")] = 128
     max_logprobs: Annotated[int, About("Server", Integer(0), "largest number of log-probabilities per token")] = 20
     max_stop: Annotated[int, About("Server", Integer(0), "most stop strings of a request")] = 16
-    max_unsent_bytes: Annotated[
-        int, About("Server", Integer(4096), "a stream whose client reads too slowly is cut at this backlog")
-    ] = 1024 * 1024
+    default_max_tokens: Annotated[
+        int | Auto,
+        About("Server", COUNT_OR_AUTO, "length of an answer where the request has none; auto is what fits"),
+    ] = AUTO
+    generation_defaults: Annotated[
+        bool, About("Server", Switch(), "sampling defaults from the model's generation_config.json")
+    ] = True
+    control_tokens_in_content: Annotated[
+        bool, About("Server", Switch(), "let users' text hold control tokens, which lets them forge other roles")
+    ] = False
+    trust_request_templates: Annotated[
+        bool, About("Server", Switch(), "let requests bring a chat template of their own")
+    ] = False
+    log_requests: Annotated[bool, About("Server", Switch(), "one line per request, without its text")] = False
 
     max_num_seqs: Annotated[
         int | Auto, About("Engine", COUNT_OR_AUTO, "sequences that run at once: throughput against latency")
@@ -146,8 +155,10 @@ class Options(Struct, frozen=True, kw_only=True):
     platform: Annotated[str, About("Device", PLATFORM, "vendor family; auto takes what is there")] = AUTO
     tensor_parallel: Annotated[int, About("Device", Integer(1, 1024), "devices to split the model over")] = 1
     memory_utilization: Annotated[
-        float | Auto,
-        About("Device", Number(0.01, 1.0, words=(AUTO,)), "share of device memory to use; auto leaves room for others"),
+        float, About("Device", Number(0.01, 1.0), "share of device memory to use; the rest is left to others")
+    ] = 0.9
+    kv_memory_bytes: Annotated[
+        int | Auto, About("Device", COUNT_OR_AUTO, "size of the KV cache per device, instead of what memory allows")
     ] = AUTO
     kernel: Annotated[
         dict[str, str],
@@ -176,7 +187,7 @@ class Options(Struct, frozen=True, kw_only=True):
     ] = 30.0
     stall_limit: Annotated[
         float, About("Life cycle", Number(0.1, unit="seconds"), "a step without progress for so long makes /ready fail")
-    ] = 10.0
+    ] = 20.0
     start_timeout: Annotated[
         float, About("Life cycle", Number(1, unit="seconds"), "a start that takes longer is ended with its cause")
     ] = 1800.0
@@ -188,8 +199,8 @@ class Options(Struct, frozen=True, kw_only=True):
         Path | None, About("Life cycle", Folder(), "parent of the private folder for sockets; a short path")
     ] = None
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        About("Life cycle", Choice(LOG_LEVELS), "what to print at least"),
+        Literal["info", "warning", "error"],
+        About("Life cycle", Choice(LOG_LEVELS), "the least important lines to print"),
     ] = "info"
 
     def cache_folder(self) -> Path:
@@ -252,7 +263,7 @@ def options_from_keywords(keywords: Mapping[str, object], environment: Mapping[s
     variables = dict(_read_environment(environment))
     config = variables.pop(CONFIG, None)
     file = {} if config is None else dict(_read_file(str(config)))
-    keywords = {name: value for name, value in keywords.items() if value is not None}
+    keywords = {name: value for name, value in keywords.items() if value is not None and value != ""}
     return _settle({Source.FLAG: keywords, Source.ENVIRONMENT: variables, Source.FILE: file})
 
 

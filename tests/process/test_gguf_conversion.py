@@ -335,6 +335,16 @@ def test_a_cache_that_takes_no_files_is_refused_with_the_cure(tmp_path: Path) ->
         converted(path, tmp_path / "file" / "cache", QUIET)
 
 
+@pytest.mark.user_pain("M9")
+def test_a_cache_that_takes_no_files_is_passed_over_with_one_warning(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama", random_weights("llama"))
+    (tmp_path / "file").write_text("in the way")
+    process = start(path, tmp_path / "file" / "cache", "--fallback", str(tmp_path / "run"))
+    *told, last = process.communicate(timeout=60)[0].splitlines()
+    assert Path(last.removeprefix("done ")).parent == tmp_path / "run"
+    assert len([line for line in told if line.startswith("warning ")]) == 1
+
+
 def test_a_full_disk_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama", random_weights("llama"))
     limited = (

@@ -66,16 +66,16 @@ def test_spellings_of_flags() -> None:
     assert options.prefix_caching is False and options.enforce_eager is True
     assert options.kernel == {"a": "b", "c": "d"}
     assert options.without_kernel == ("x", "y")
-    assert options.served_model_name == ("m",)
+    assert options.served_model_name == "m"
     assert options.memory_utilization == 0.5
     assert options.max_model_len == "auto"
 
 
 def test_lists_and_pairs_in_every_source(tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
-    file.write_text("kernel: {a: b}\nwithout_kernel: [x, y]\nserved_model_name: one\n")
+    file.write_text("kernel: {a: b}\nwithout_kernel: [x, y]\napi_key: one\n")
     options = read("--config", str(file))
-    assert (options.kernel, options.without_kernel, options.served_model_name) == ({"a": "b"}, ("x", "y"), ("one",))
+    assert (options.kernel, options.without_kernel, options.api_key) == ({"a": "b"}, ("x", "y"), ("one",))
     options = read(TRIMARAN_KERNEL="a=b,c=d", TRIMARAN_WITHOUT_KERNEL="x,y")
     assert (options.kernel, options.without_kernel) == ({"a": "b", "c": "d"}, ("x", "y"))
 

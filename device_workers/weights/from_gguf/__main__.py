@@ -1,12 +1,14 @@
-"""`python -m trimaran.device_workers.weights.from_gguf FILE CACHE [--without-tokenizer]`: converts, in lines.
+"""`python -m trimaran.device_workers.weights.from_gguf FILE CACHE`: converts, telling its progress in lines.
 
 Lines on stdout, each a word and its text: `progress FRACTION WHAT`, `warning TEXT`, and last `done FOLDER` (exit 0) or
 `refused TEXT` (exit 2). A process of its own, since the supervisor's loop must not do this work.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
+from ....ipc.process import die_with_parent
 from .conversion import Told, converted
 from .source import Refused
 
@@ -28,17 +30,27 @@ class Lines:
 
 
 def main(arguments: list[str]) -> int:
-    with_tokenizer = "--without-tokenizer" not in arguments
-    match [argument for argument in arguments if argument != "--without-tokenizer"]:
-        case [file, cache]:
-            pass
-        case _:
-            print("usage: python -m trimaran.device_workers.weights.from_gguf FILE CACHE [--without-tokenizer]")
-            return 2
+    parser = argparse.ArgumentParser(description="Converts a GGUF model into a Hugging Face folder in a cache.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("--fallback", type=Path, help="where to convert to if the cache cannot be written")
+    parser.add_argument("--without-tokenizer", action="store_true")
+    parser.add_argument("--death-pipe", type=int)
+    parser.add_argument("--parent", type=int)
+    asked = parser.parse_args(arguments)
+    if asked.parent is not None:
+        die_with_parent(asked.death_pipe, asked.parent)
     lines = Lines()
     told = Told(lines.progress, lines.warning)
+    fallback = asked.fallback.absolute() if asked.fallback is not None else None
     try:
-        folder = converted(Path(file).absolute(), Path(cache).absolute(), told, with_tokenizer=with_tokenizer)
+        folder = converted(
+            asked.file.absolute(),
+            asked.cache.absolute(),
+            told,
+            fallback=fallback,
+            with_tokenizer=not asked.without_tokenizer,
+        )
     except Refused as refusal:
         print(f"refused {_one_line(str(refusal))}", flush=True)
         return 2

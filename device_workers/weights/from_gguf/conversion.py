@@ -6,6 +6,7 @@ A folder whose files have not the sizes that its manifest states is made anew.
 
 import fcntl
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,8 +46,12 @@ class Told(Struct, frozen=True):
     warning: Callable[[str], None]
 
 
-def converted(path: Path, cache: Path, told: Told, *, with_tokenizer: bool = True) -> Path:
+def converted(
+    path: Path, cache: Path, told: Told, *, fallback: Path | None = None, with_tokenizer: bool = True
+) -> Path:
     """The Hugging Face folder of the model that `path` names, made if it is not whole in the cache.
+
+    A cache that may not be written (read-only, no permission) is passed over for `fallback`, with a warning.
 
     Raises:
         Refused: the file cannot be served, or the cache cannot take it.
@@ -59,6 +64,9 @@ def converted(path: Path, cache: Path, told: Told, *, with_tokenizer: bool = Tru
     source = Source(parts)
     architecture = architecture_of(source)
     source.check_types()
+    if fallback is not None and not _may_write(cache):
+        told.warning(f"{cache} cannot be written; the model is converted to {fallback} for this run.")
+        folder, cache = fallback / folder.name, fallback
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / f".{folder.name}.lock", told):
@@ -80,6 +88,14 @@ def is_whole(folder: Path) -> bool:
     except (OSError, msgspec.DecodeError):
         return False
     return manifest.format == FORMAT and sizes == manifest.sizes
+
+
+def _may_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _folder_name(parts: list[Path], with_tokenizer: bool) -> str:

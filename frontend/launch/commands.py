@@ -1,0 +1,139 @@
+"""The command line: `trimaran serve | chat | bench | demo | version`.
+
+`serve` is the way most starts go, so it does not wait for typer: its options are read by `options.py` either way.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+    from .supervisor import Supervisor
+
+SERVE_HELP = "Serve a model over the OpenAI API; `trimaran serve --help` lists the options."
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["serve"]:
+        raise SystemExit(serve(arguments[1:]))
+    build()()
+
+
+def build() -> "typer.Typer":
+    """The commands as a typer application."""
+    import typer
+
+    from .bench_commands import build_bench
+    from .demo import install
+
+    application = typer.Typer(
+        name="trimaran", help=f"{_package_doc()}", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    )
+    demo = typer.Typer(help="The packaged demo model.", no_args_is_help=True)
+
+    @application.command(
+        name="serve",
+        help=SERVE_HELP,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def serve_command(context: typer.Context) -> None:
+        raise typer.Exit(serve(context.args))
+
+    @application.command(name="chat", help="Talk to a server that runs.")
+    def chat_command(
+        url: str = typer.Option("http://127.0.0.1:8000", help="where the server is"),
+        model: str = typer.Option("", help="the model's name; the server's first if empty"),
+        api_key: str = typer.Option("", help="key, if the server asks for one"),
+        system: str = typer.Option("", help="system message"),
+        max_tokens: int = typer.Option(512, help="longest answer in tokens"),
+    ) -> None:
+        from .chat import Chat, ChatFailed
+
+        try:
+            Chat(url, model=model, api_key=api_key, system=system, max_tokens=max_tokens).talk()
+        except ChatFailed as failure:
+            print(f"trimaran chat: {failure}", file=sys.stderr)
+            raise typer.Exit(1) from None
+
+    @application.command(name="version", help="Print the version.")
+    def version_command() -> None:
+        from ... import __version__
+
+        print(f"trimaran {__version__}")
+
+    @demo.command(name="install", help="Install the demo model into this environment.")
+    def demo_install_command() -> None:
+        raise typer.Exit(install())
+
+    @demo.command(name="path", help="Print where the demo model is.")
+    def demo_path_command() -> None:
+        from ...ipc.conditions import Refusal
+        from .model_source import demo_file
+
+        try:
+            print(demo_file())
+        except Refusal as refusal:
+            print(f"trimaran demo: {refusal}", file=sys.stderr)
+            raise typer.Exit(1) from None
+
+    application.add_typer(build_bench(), name="bench")
+    application.add_typer(demo, name="demo")
+    return application
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """`trimaran serve`: the exit code. 0 after an end that was asked for, else the cause is the last line printed."""
+    from .options import OptionError, help_text, inherited_environment, read_options
+
+    if "--help" in arguments or "-h" in arguments:
+        print(help_text())
+        return 0
+    try:
+        options = read_options(arguments, inherited_environment()).options
+    except OptionError as error:
+        print(f"trimaran serve: {error}", file=sys.stderr)
+        return 2
+    import asyncio
+
+    from ...ipc.conditions import Refusal, TrimaranError
+    from .progress import create_progress
+    from .supervisor import Supervisor
+
+    async def run() -> None:
+        supervisor = Supervisor(options, create_progress())
+        _install_signals(supervisor)
+        await supervisor.run()
+
+    try:
+        asyncio.run(run())
+    except Refusal as refusal:
+        print(f"trimaran serve: {refusal}", file=sys.stderr)
+        return 2
+    except TrimaranError as error:
+        print(f"trimaran serve: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _install_signals(supervisor: "Supervisor") -> None:
+    import asyncio
+    import signal
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, supervisor.terminate)
+
+
+def _package_doc() -> str:
+    from ... import __doc__ as text
+
+    return (text or "").splitlines()[0]
+
+
+if __name__ == "__main__":
+    main()

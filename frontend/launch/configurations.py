@@ -1,0 +1,101 @@
+"""From options to what each process is told at birth: frozen slices, made in one place."""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from ...ipc.configuration import CoreConfiguration, FrontendConfiguration, RequestLimits, WorkerConfiguration
+from .options import AUTO, Auto, Options
+
+
+class Birth(Struct, frozen=True, kw_only=True):
+    """What is known when the processes are started, beside the options."""
+
+    run_directory: Path
+    core_frontends: str
+    core_workers: str
+    num_frontends: int
+    served_model_name: str
+    port: int
+
+
+def frontend_configuration(options: Options, birth: Birth, *, index: int, incarnation: int) -> FrontendConfiguration:
+    return FrontendConfiguration(
+        index=index,
+        num_frontends=birth.num_frontends,
+        incarnation=incarnation,
+        core_address=birth.core_frontends,
+        host=options.host,
+        port=birth.port,
+        served_model_name=birth.served_model_name,
+        api_keys=options.api_key,
+        limits=RequestLimits(
+            max_n=options.max_n,
+            max_logprobs=options.max_logprobs,
+            max_stop_strings=options.max_stop,
+            max_prompts=options.max_prompts,
+            max_body_bytes=options.max_body_bytes,
+            max_header_bytes=options.max_header_bytes,
+        ),
+        chat_template=str(options.chat_template) if options.chat_template is not None else None,
+        default_max_tokens=_settled(options.default_max_tokens),
+        control_tokens_in_content=options.control_tokens_in_content,
+        generation_defaults=options.generation_defaults,
+        stall_limit_s=options.stall_limit,
+        drain_timeout_s=options.drain_timeout,
+        log_requests=options.log_requests,
+        trust_request_templates=options.trust_request_templates,
+    )
+
+
+def core_configuration(options: Options, birth: Birth, *, incarnation: int, generation: int) -> CoreConfiguration:
+    return CoreConfiguration(
+        incarnation=incarnation,
+        generation=generation,
+        num_ranks=options.tensor_parallel,
+        frontends_address=birth.core_frontends,
+        workers_address=birth.core_workers,
+        block_size=_settled(options.block_size),
+        num_blocks=_settled(options.num_blocks),
+        max_num_seqs=_settled(options.max_num_seqs),
+        max_batched_tokens=_settled(options.max_batched_tokens),
+        max_model_len=_settled(options.max_model_len),
+        prefix_caching=options.prefix_caching,
+        max_queued_requests=_settled(options.max_queued_requests),
+        max_queued_tokens=_settled(options.max_queued_tokens),
+        stall_limit_s=options.stall_limit,
+        seed=options.seed,
+    )
+
+
+def worker_configuration(
+    options: Options, birth: Birth, *, model: Path, rank: int, generation: int, num_threads: int
+) -> WorkerConfiguration:
+    return WorkerConfiguration(
+        rank=rank,
+        num_ranks=options.tensor_parallel,
+        generation=generation,
+        core_address=birth.core_workers,
+        run_directory=str(birth.run_directory),
+        cache_directory=str(options.cache_folder()),
+        model=str(model),
+        platform=None if options.platform == AUTO else options.platform,
+        dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
+        max_model_len=_settled(options.max_model_len),
+        load_format=options.load_format,
+        memory_utilization=options.memory_utilization,
+        kv_memory_bytes=_settled(options.kv_memory_bytes),
+        kernel_pins=options.kernel,
+        without_kernels=options.without_kernel,
+        enforce_eager=options.enforce_eager,
+        seed=options.seed,
+        num_threads=num_threads,
+        spin_s=options.spin_us / 1e6,
+        null_script=str(options.null_script) if options.null_script is not None else "",
+    )
+
+
+def _settled(value: int | Auto) -> int | None:
+    """On the wire, None is for what the receiver decides from facts."""
+    return None if value == AUTO else value
