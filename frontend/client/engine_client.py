@@ -274,10 +274,20 @@ class EngineClient(Actor):
                     answer.set_result(message)
 
     def _receive_outputs(self, frames: list[bytes]) -> None:
-        for request_id in read_outputs(OutputColumns.unpack(frames[0]), self._live):
+        for request_id in read_outputs(OutputColumns.unpack(frames[0]), self._live, self._broke):
             generation = self._live.pop(request_id, None)
             if generation is not None and not generation.has_ended:
                 generation.fail(RequestFailed(FailKind.STEP_FAILED, "the engine ended the request without a reason"))
+
+    def _broke(self, generation: Generation, error: Exception) -> None:
+        """A bug of ours met one request: it fails, the others do not notice."""
+        log.error("request %d broke its listener", generation.request_id, exc_info=error)
+        self._channel.send(Abort(generation.request_id))
+        try:
+            generation.fail(RequestFailed(FailKind.STEP_FAILED, "the server failed on this request; its log says why"))
+        except Exception as another:
+            log.error("and again as it was told", exc_info=another)
+            generation.close()
 
     def _receive_state(self, state: EngineState) -> None:
         if state.incarnation <= self._lost_incarnation:

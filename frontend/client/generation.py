@@ -65,7 +65,6 @@ class SequenceOutput:
     __slots__ = (
         "_add",
         "_detokenizer",
-        "generation",
         "_listener",
         "_matcher",
         "_num_logprob_bytes",
@@ -74,6 +73,7 @@ class SequenceOutput:
         "choice",
         "deliver",
         "finish_reason",
+        "generation",
         "logprobs",
         "num_tokens",
         "stop_reason",

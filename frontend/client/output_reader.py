@@ -1,7 +1,7 @@
 """Reads one step's packed outputs and hands each sequence its news."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...ipc.frontend_messages import FinishReason, OutputColumns
@@ -11,37 +11,50 @@ _REASONS = tuple(FinishReason)
 _NONE = int(FinishReason.NONE)
 
 
-def read_outputs(columns: OutputColumns, live: Mapping[int, Generation]) -> list[int]:
-    """Deliver everything; returns the ids of requests for which this was the terminal message."""
+OnBroken = Callable[[Generation, Exception], None]
+
+
+def read_outputs(columns: OutputColumns, live: Mapping[int, Generation], on_broken: OnBroken) -> list[int]:
+    """Deliver everything; returns the ids of requests for which this was the terminal message.
+
+    `on_broken` hears of a request whose own listener raised: the others of the batch go on.
+    """
     request_ids: list[int] = columns.request_ids.tolist()
     is_plain = len(columns.token_ids) == len(request_ids) and not (
         len(columns.logprobs) or len(columns.prompt_logprobs) or len(columns.pooled) or columns.cached_tokens.any()
     )
     if is_plain and (not request_ids or columns.token_counts.min() == 1):
-        _deliver_one_each(columns, request_ids, live)
+        _deliver_one_each(columns, request_ids, live, on_broken)
     else:
-        _deliver_all(columns, request_ids, live)
+        _deliver_all(columns, request_ids, live, on_broken)
     if not columns.done.any():
         return []
     return [id for id, done in zip(request_ids, columns.done.tolist(), strict=True) if done]
 
 
-def _deliver_one_each(columns: OutputColumns, request_ids: list[int], live: Mapping[int, Generation]) -> None:
+def _deliver_one_each(
+    columns: OutputColumns, request_ids: list[int], live: Mapping[int, Generation], on_broken: OnBroken
+) -> None:
     """The path of nearly every step: one token for each sequence, nothing else. Runs per token."""
     choices, tokens, finish = columns.choices.tolist(), columns.token_ids.tolist(), columns.finish.tolist()
     for request_id, choice, token, reason in zip(request_ids, choices, tokens, finish, strict=True):
         generation = live.get(request_id)
         if generation is None:
             continue
-        if reason == _NONE:
-            generation.sequences[choice].deliver(token)
-        else:
-            generation.sequences[choice].end(_REASONS[reason], token)
+        try:
+            if reason == _NONE:
+                generation.sequences[choice].deliver(token)
+            else:
+                generation.sequences[choice].end(_REASONS[reason], token)
+        except Exception as error:
+            on_broken(generation, error)
         if generation.first_token_s is None:
             generation.first_token_s = time.monotonic()
 
 
-def _deliver_all(columns: OutputColumns, request_ids: list[int], live: Mapping[int, Generation]) -> None:
+def _deliver_all(
+    columns: OutputColumns, request_ids: list[int], live: Mapping[int, Generation], on_broken: OnBroken
+) -> None:
     reader = _FlatReader(columns)
     choices, finish, cached = columns.choices.tolist(), columns.finish.tolist(), columns.cached_tokens.tolist()
     for index, request_id in enumerate(request_ids):
@@ -53,7 +66,10 @@ def _deliver_all(columns: OutputColumns, request_ids: list[int], live: Mapping[i
         generation.prompt_logprobs.extend(prompt_logprobs)
         if tokens and generation.first_token_s is None:
             generation.first_token_s = time.monotonic()
-        _deliver(generation, choices[index], tokens, logprobs, _REASONS[finish[index]])
+        try:
+            _deliver(generation, choices[index], tokens, logprobs, _REASONS[finish[index]])
+        except Exception as error:
+            on_broken(generation, error)
 
 
 def _deliver(

@@ -1,6 +1,7 @@
 """How to choose tokens, as a user says it; `settle` turns it into what the engine core needs."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from ...ipc.sampling import Sampling
 from ..text.model_text import SamplingDefaults
 from .refusals import RequestRefused
 
+_PATH = re.compile(r"`\$\.?([^`]+)`")
 _GREEDY_BELOW = 1e-4  # logits divided by less say nothing that the largest does not, and may overflow
 INT32_MAX = 2**31 - 1
 
@@ -83,8 +85,9 @@ class TokenRoom(Struct, frozen=True):
 
 def refusal_of(error: msgspec.ValidationError) -> RequestRefused:
     """A validation error as a refusal that names the field."""
-    text, _, path = str(error).partition(" - at `")
-    param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
+    text, _, place = str(error).partition(" - at ")
+    found = _PATH.search(place)
+    param = found[1] if found is not None else None
     return RequestRefused(f"{param}: {text}" if param else text, param=param)
 
 

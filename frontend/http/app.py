@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -43,7 +44,7 @@ class App:
         }
         self._starlette = Starlette(
             routes=[*StateRoutes(serving).routes(), *TokenRoutes(serving).routes()],
-            exception_handlers={HTTPException: _http_error} | dict.fromkeys(_CONDITIONS, _condition_error),
+            exception_handlers={HTTPException: _http_error} | dict.fromkeys(_CONDITIONS, _condition_error),  # type: ignore[arg-type]
         )
         self._starlette.router.redirect_slashes = False
 
@@ -125,7 +126,15 @@ class _Exchange:
         await self.send(event)
 
 
-_CONDITIONS = (ApiError, RequestRefused, RequestFailed, TemplateRefusal)
+_CONDITIONS = (
+    ApiError,
+    RequestRefused,
+    RequestFailed,
+    TemplateRefusal,
+    msgspec.MsgspecError,
+    RecursionError,
+    Exception,
+)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
@@ -136,9 +145,7 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 
 async def _condition_error(_: Request, error: Exception) -> Response:
-    answer = api_error(error)
-    assert answer is not None
-    return _response(answer)
+    return _response(api_error(error) or INTERNAL_ERROR)
 
 
 def _response(answer: ApiError) -> Response:

@@ -1,6 +1,7 @@
 """Sends a stream's bytes from the batch callback, without a task wake-up per token."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
@@ -55,7 +56,8 @@ class Pusher:
         """After the last piece: wait until all are taken, then end the response."""
         if self._task is not None:
             await self._task
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        with contextlib.suppress(RuntimeError):  # the connection is closed
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def cut(self) -> None:
         """Give up what is held."""
@@ -73,10 +75,12 @@ class Pusher:
         return True
 
     def _send_now(self, event: Event) -> bool:
-        iterator = self._send(event).__await__()
         try:
+            iterator = self._send(event).__await__()
             first = next(iterator)
         except StopIteration:
+            return True
+        except RuntimeError:  # the connection is closed; whoever watches it ends the request
             return True
         self._task = self._start_task(self._drain(_Rest(iterator, first)), "send what is held")
         return True
@@ -88,7 +92,8 @@ class Pusher:
         return data
 
     async def _drain(self, rest: _Rest) -> None:
-        await rest
-        while self._buffer:
-            await self._send({"type": "http.response.body", "body": self._take(), "more_body": True})
+        with contextlib.suppress(RuntimeError):  # the connection is closed
+            await rest
+            while self._buffer:
+                await self._send({"type": "http.response.body", "body": self._take(), "more_body": True})
         self._task = None

@@ -13,7 +13,6 @@ from trimaran.frontend.text.model_text import ModelText
 from trimaran.frontend.text.stop_strings import StopStrings
 from trimaran.frontend.text.template import ChatTemplate, TemplateRefusal
 from trimaran.frontend.text.tokenizer import Tokenizer
-
 from trimaran.tests.pure import vocabularies
 
 SMOL = Path(os.environ.get("TRIMARAN_TEST_MODEL", "/nonexistent"))
@@ -200,7 +199,8 @@ def test_s2_holds_back_only_a_possible_start() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}"
+        "{% endfor %}{% endfor %}{% endfor %}",
         "{{ 'a' * 1000000000 }}",
         "{{ 9 ** 99999999 }}",
         "{% for i in range(99999) %}{{ 'x' * 100000 }}{% endfor %}",
