@@ -1,0 +1,277 @@
+"""An engine in this process, for asyncio: the same core and workers as `trimaran serve`, without HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ...ipc.configuration import RequestLimits
+from ...ipc.control import CoreLost, CoreStarted, ModelKnown, PhaseNotice, ToChild
+from ...ipc.frontend_messages import RejectKind
+from ..text.encoding import TextWork
+from ..text.model_text import ModelText
+from .engine_client import EngineClient
+from .engine_host import EngineHost, OpenHost, supervised
+from .generation import Generation, GenerationRequest, SequenceOutput
+from .outputs import RequestOutput, request_output
+from .refusals import RequestRefused
+from .sampling import SamplingParams, check_limits
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+_IN_FLIGHT = 512  # requests of one call at a time; the engine queues what it cannot run
+
+
+class AsyncLLM:
+    """`async with AsyncLLM(model) as llm: output = await llm.generate("Once upon a time")`.
+
+    Options are those of `trimaran serve`, by keyword. Belongs to the loop that entered it.
+    """
+
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        host: OpenHost | None = None,
+        chat_template: str | None = None,
+        generation_defaults: bool = True,
+        **options: object,
+    ) -> None:
+        self._open_host = host if host is not None else supervised(model, options)
+        self._chat_template = chat_template
+        self._generation_defaults = generation_defaults
+        self._limits = RequestLimits()
+        self._text_work = TextWork()
+        self._stack = AsyncExitStack()
+        self._host: EngineHost | None = None
+        self._client: EngineClient | None = None
+        self._model: ModelText | None = None
+        self._core_started: asyncio.Future[int] | None = None
+        self._model_known: asyncio.Future[ModelKnown] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start the engine and wait until it is ready. Raises what kept it from it."""
+        loop = asyncio.get_running_loop()
+        self._core_started, self._model_known = loop.create_future(), loop.create_future()
+        self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._host = self._open_host(self._heard)
+        self._running = self._group.create_task(self._run_host(self._host), name="engine")
+        try:
+            await self._connect(self._host)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the engine; live requests fail."""
+        if self._client is not None:
+            self._client.stop()
+        if self._host is not None and not self._running.done():
+            self._host.terminate()
+        self._text_work.close()
+        try:
+            await self._stack.aclose()
+        except BaseExceptionGroup as group:
+            raise first_cause(group) from None
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> RequestOutput:
+        """Continue a text or token ids. Raises RequestRefused, RequestFailed."""
+        ids = await self._encoded(prompt)
+        generation = self._submit(ids, params, priority, cache_salt, is_continuation=True)
+        return await self._finished(generation, prompt if isinstance(prompt, str) else None)
+
+    async def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **template_arguments: Any
+    ) -> RequestOutput:
+        """Answer a conversation. Raises RequestRefused, RequestFailed, TemplateRefusal."""
+        ids = await self._rendered(messages, template_arguments)
+        return await self._finished(self._submit(ids, params, 0, None, is_continuation=False), None)
+
+    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[str]:
+        """The text of one continuation, as it comes. Leaving the iteration ends the request."""
+        listener = _QueueListener()
+        ids = await self._encoded(prompt)
+        generation = self._submit(ids, params, 0, None, is_continuation=True, listener=listener)
+        try:
+            while (piece := await listener.pieces.get()) is not None:
+                yield piece
+        finally:
+            self._ready_client().abort(generation)
+        if generation.error is not None:
+            raise generation.error
+
+    async def run_all(
+        self,
+        work: Sequence[Callable[[], Any]],
+        on_done: Callable[[RequestOutput], None],
+    ) -> list[RequestOutput]:
+        """Run calls of `generate` or `chat` side by side, in order of admission; a full queue is waited for."""
+        gate = asyncio.Semaphore(_IN_FLIGHT)
+
+        async def one(call: Callable[[], Any]) -> RequestOutput:
+            async with gate:
+                output: RequestOutput = await _when_admitted(call)
+            on_done(output)
+            return output
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(call)) for call in work]
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from None
+        return [task.result() for task in tasks]
+
+    # Starting.
+
+    async def _run_host(self, host: EngineHost) -> None:
+        """Whatever ends the host ends the waiting for it."""
+        try:
+            await host.run()
+        finally:
+            for waiting in (self._core_started, self._model_known):
+                if waiting is not None and not waiting.done():
+                    waiting.cancel()
+
+    async def _connect(self, host: EngineHost) -> None:
+        assert self._core_started is not None and self._model_known is not None
+        known = await self._model_known
+        self._model = await asyncio.to_thread(
+            ModelText.load,
+            Path(known.directory),
+            chat_template=self._chat_template,
+            generation_defaults=self._generation_defaults,
+        )
+        incarnation = await self._core_started
+        self._client = EngineClient(core_address=host.core_address, index=0, incarnation=1)
+        self._group.create_task(self._client.run(), name="engine client")
+        await asyncio.sleep(0)  # the client opens its channel
+        self._client.core_started(incarnation)
+        await host.wait_ready()
+        while not self._client.readiness().ready:
+            await asyncio.sleep(0.01)
+
+    def _heard(self, message: ToChild) -> None:
+        match message:
+            case ModelKnown() if self._model_known is not None and not self._model_known.done():
+                self._model_known.set_result(message)
+            case CoreStarted():
+                if self._core_started is not None and not self._core_started.done():
+                    self._core_started.set_result(message.incarnation)
+                elif self._client is not None:
+                    self._client.core_started(message.incarnation)
+            case CoreLost() if self._client is not None:
+                self._client.core_lost(message.incarnation, message.cause)
+            case PhaseNotice() if self._client is not None:
+                self._client.phase_noticed(message)
+            case _:
+                pass
+
+    # Requests.
+
+    def _ready_client(self) -> EngineClient:
+        assert self._client is not None, "enter the AsyncLLM first: async with AsyncLLM(...) as llm"
+        return self._client
+
+    def _text(self) -> ModelText:
+        assert self._model is not None, "enter the AsyncLLM first: async with AsyncLLM(...) as llm"
+        return self._model
+
+    async def _encoded(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        tokenizer = self._text().tokenizer
+        return await self._text_work.run(len(prompt), lambda: tokenizer.encode(prompt, add_special_tokens=True))
+
+    async def _rendered(self, messages: Messages, arguments: Mapping[str, Any]) -> list[int]:
+        model = self._text()
+        template = model.template
+        if template is None:
+            raise RequestRefused("this model has no chat template; pass chat_template=FILE", param="messages")
+        chat = [dict(message) for message in messages]
+        size = sum(len(str(message.get("content", ""))) for message in chat)
+        return await self._text_work.run(
+            size, lambda: model.tokenizer.encode_rendered(template.render(chat, arguments=arguments))
+        )
+
+    def _submit(
+        self,
+        ids: list[int],
+        params: SamplingParams | None,
+        priority: int,
+        cache_salt: str | None,
+        *,
+        is_continuation: bool,
+        listener: "_QueueListener | None" = None,
+    ) -> Generation:
+        checked = (params or SamplingParams()).checked()
+        check_limits(checked, self._limits)
+        request = GenerationRequest(
+            prompt_token_ids=ids,
+            params=checked,
+            priority=priority,
+            cache_salt=cache_salt,
+            is_continuation=is_continuation,
+        )
+        return self._ready_client().submit(request, self._text(), listener)
+
+    async def _finished(self, generation: Generation, prompt: str | None) -> RequestOutput:
+        try:
+            await generation.wait()
+        finally:
+            if not generation.has_ended:
+                self._ready_client().abort(generation)
+        return request_output(prompt, generation)
+
+
+class _QueueListener:
+    """Text for an iterator. None marks the end."""
+
+    def __init__(self) -> None:
+        self.pieces: asyncio.Queue[str | None] = asyncio.Queue()
+
+    def open_sequence(self, sequence: SequenceOutput) -> Self:
+        """One stream has one sequence."""
+        return self
+
+    def show(self, text: str) -> None:
+        """More text."""
+        self.pieces.put_nowait(text)
+
+    def finish(self) -> None:
+        """`end` follows."""
+
+    def end(self, generation: Generation) -> None:
+        """The end."""
+        self.pieces.put_nowait(None)
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first error inside groups, which is what a caller wants to read."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _when_admitted(call: Callable[[], Any]) -> Any:
+    while True:
+        try:
+            return await call()
+        except RequestRefused as refusal:
+            if refusal.kind is not RejectKind.QUEUE_FULL:
+                raise
+            await asyncio.sleep(min(1.0, refusal.retry_after_s or 0.1))

@@ -1,0 +1,311 @@
+"""A frontend's end of the engine: submits requests, routes outputs to their mailboxes, knows whether the core lives.
+
+Every submitted request ends in exactly one terminal: the core's last output, its rejection, its failure, or the loss
+of the core as told by the supervisor.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import zmq
+
+from ...ipc.actor import Actor
+from ...ipc.channel import DealerChannel
+from ...ipc.control import PhaseNotice
+from ...ipc.frontend_messages import (
+    TO_FRONTEND,
+    Abort,
+    EngineLimits,
+    EngineState,
+    Failed,
+    FailKind,
+    FinishSequence,
+    Hello,
+    InfoReply,
+    InfoRequest,
+    MetricsReply,
+    MetricsRequest,
+    OutputColumns,
+    Outputs,
+    Rejected,
+    Report,
+    ResetPrefixCache,
+    ServerInfo,
+    Submit,
+    ToFrontend,
+)
+from ...ipc.metrics import MetricFamily
+from ..text.model_text import ModelText
+from .generation import Generation, GenerationListener, GenerationRequest
+from .output_reader import read_outputs
+from .readiness import Readiness
+from .refusals import EngineUnavailable, RequestFailed, RequestRefused
+from .sampling import TokenRoom, check_prompt, settle
+
+_HELLO_EVERY_S = 0.2
+_STALE_AFTER_S = 5.0  # five heartbeats
+_QUERY_LIMIT_S = 2.0
+
+log = logging.getLogger("trimaran.engine_client")
+
+
+class EngineClient(Actor):
+    """One connection to the engine core. All methods belong to the loop that runs it."""
+
+    def __init__(
+        self,
+        *,
+        core_address: str,
+        index: int,
+        incarnation: int,
+        stall_limit_s: float = 20.0,
+        default_max_tokens: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._address = core_address
+        self._index, self._incarnation = index, incarnation
+        self._stale_after_s = min(_STALE_AFTER_S, stall_limit_s)
+        self._default_max_tokens = default_max_tokens
+        # index: 10 bits, incarnation: 14, counter: 38; positive in int64
+        self._request_ids = itertools.count((index % 1024 << 52) | (incarnation % 16384 << 38))
+        self._query_ids = itertools.count(1)
+        self._live: dict[int, Generation] = {}
+        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._state: EngineState | None = None
+        self._state_s = 0.0
+        self._lost_incarnation = -1
+        self._phase: PhaseNotice | None = None
+        self._phase_s = 0.0
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    async def open(self) -> None:
+        """Connect; the core may not be there yet."""
+        self._context = zmq.Context(io_threads=1)
+        self._channel = DealerChannel(
+            self._context,
+            self._address,
+            f"frontend-{self._index}-{self._incarnation}",
+            TO_FRONTEND,
+            self._receive,
+        )
+        self._channel.open()
+        self.start_task(self._greet(), "greet the core")
+
+    async def close(self) -> None:
+        """Disconnect; what is live fails."""
+        self.fail_all(RequestFailed(FailKind.SHUTDOWN, "the server is shutting down"))
+        if self._context is not None:
+            self._channel.close()
+            self._context.term()
+            self._context = None
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose terminal message has not come."""
+        return len(self._live)
+
+    @property
+    def limits(self) -> EngineLimits | None:
+        """The last known limits of the engine; they outlive a restart of the core."""
+        return None if self._state is None else self._state.limits
+
+    def readiness(self) -> Readiness:
+        """The engine's word on itself, if fresh."""
+        state = self._state
+        if state is None or state.incarnation <= self._lost_incarnation:
+            return self._unready("no engine core is connected")
+        age_s = time.monotonic() - self._state_s
+        if age_s > self._stale_after_s:
+            return Readiness(ready=False, reason=f"the engine core has been silent for {age_s:.1f} s")
+        if state.draining:
+            return Readiness(ready=False, reason="the server is draining", retry_after_s=state.retry_after_s)
+        if not state.ready:
+            return self._unready(state.reason, state.retry_after_s)
+        if state.limits is None:
+            return self._unready("the engine has not settled its limits", state.retry_after_s)
+        return Readiness(ready=True)
+
+    def _unready(self, reason: str, retry_after_s: float = 1.0) -> Readiness:
+        notice = self._phase
+        if notice is None:
+            return Readiness(ready=False, reason=reason, retry_after_s=retry_after_s)
+        elapsed_s = notice.elapsed_s + time.monotonic() - self._phase_s
+        return Readiness(
+            ready=False, reason=reason, phase=notice.phase, elapsed_s=elapsed_s, retry_after_s=retry_after_s
+        )
+
+    # The supervisor's word, by the control link.
+
+    def phase_noticed(self, notice: PhaseNotice) -> None:
+        """What the engine is doing while it is not ready."""
+        self._phase, self._phase_s = notice, time.monotonic()
+
+    def core_started(self, incarnation: int) -> None:
+        """A core takes connections."""
+        self._channel.send(Hello(self._index, self._incarnation))
+
+    def core_lost(self, incarnation: int, cause: str) -> None:
+        """Fail what was live there."""
+        self._lost_incarnation = max(self._lost_incarnation, incarnation)
+        error = RequestFailed(FailKind.CORE_LOST, f"the engine core was lost: {cause}")
+        for generation in list(self._live.values()):
+            if generation.core_incarnation <= incarnation:
+                del self._live[generation.request_id]
+                generation.fail(error)
+        for query in self._queries.values():
+            if not query.done():
+                query.set_exception(EngineUnavailable("the engine core was lost", 1.0))
+
+    # Requests.
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        model: ModelText,
+        listener: GenerationListener | None = None,
+        *,
+        param: str = "prompt",
+    ) -> Generation:
+        """Check against the engine's limits and send. Raises RequestRefused; `param` names the prompt's field."""
+        readiness, state = self.readiness(), self._state
+        if not readiness.ready:
+            raise EngineUnavailable(readiness.text, readiness.retry_after_s)
+        assert state is not None and state.limits is not None
+        room = TokenRoom(
+            prompt_tokens=len(request.prompt_token_ids),
+            max_model_len=state.limits.max_model_len,
+            vocab_size=state.limits.vocab_size,
+            default_max_tokens=self._default_max_tokens,
+        )
+        check_prompt(request.prompt_token_ids, request.params, room, param)
+        sampling = settle(request.params, model.defaults, model.end_token_ids, room)
+        generation = Generation(next(self._request_ids), request, model, self._finish_sequence, listener)
+        generation.core_incarnation = state.incarnation
+        self._live[generation.request_id] = generation
+        self._channel.send(
+            Submit(
+                generation.request_id,
+                state.incarnation,
+                sampling,
+                num_sequences=request.params.n,
+                priority=request.priority,
+                arrival_s=generation.arrival_s,
+                cache_salt=request.cache_salt,
+            ),
+            np.array(request.prompt_token_ids, np.int32).tobytes(),
+        )
+        return generation
+
+    def abort(self, generation: Generation) -> None:
+        """The owner wants nothing more. The core still sends its terminal, which nobody hears."""
+        generation.close()
+        if generation.request_id in self._live:
+            self._channel.send(Abort(generation.request_id))
+
+    def fail_all(self, error: RequestFailed) -> None:
+        """Fail every live request here and abort it in the core."""
+        for generation in list(self._live.values()):
+            self._channel.send(Abort(generation.request_id))
+            generation.fail(error)
+
+    def _finish_sequence(self, generation: Generation, choice: int) -> None:
+        self._channel.send(FinishSequence(generation.request_id, choice))
+
+    # Questions.
+
+    async def metrics(self) -> Sequence[MetricFamily]:
+        """The totals of core and frontends. Raises EngineUnavailable when no core answers in time."""
+        reply: MetricsReply = await self._ask(MetricsRequest)
+        return reply.families
+
+    async def info(self) -> ServerInfo:
+        """What the engine settled on. Raises EngineUnavailable."""
+        reply: InfoReply = await self._ask(InfoRequest)
+        return reply.info
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget cached content. Raises EngineUnavailable."""
+        await self._ask(ResetPrefixCache)
+
+    def report(self, families: tuple[MetricFamily, ...]) -> None:
+        """Push this frontend's own metrics."""
+        self._channel.send(Report(self._index, self._incarnation, families))
+
+    async def _ask(self, kind: type[MetricsRequest] | type[InfoRequest] | type[ResetPrefixCache]) -> Any:
+        query_id = next(self._query_ids)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._queries[query_id] = answer
+        try:
+            self._channel.send(kind(query_id))
+            async with asyncio.timeout(_QUERY_LIMIT_S):
+                return await answer
+        except TimeoutError:
+            raise EngineUnavailable("the engine core did not answer", 1.0) from None
+        finally:
+            del self._queries[query_id]
+
+    # The core's messages.
+
+    async def _greet(self) -> None:
+        """Say Hello until the core has spoken, and again when it has been silent: it may be another one."""
+        while True:
+            if self._state is None or time.monotonic() - self._state_s > 2.0:
+                self._channel.send(Hello(self._index, self._incarnation))
+            await asyncio.sleep(_HELLO_EVERY_S if self._state is None else 1.0)
+
+    def _receive(self, message: ToFrontend, frames: list[bytes]) -> None:
+        match message:
+            case Outputs():
+                self._receive_outputs(frames)
+            case EngineState():
+                self._receive_state(message)
+            case Rejected():
+                self._receive_rejection(message)
+            case Failed():
+                self._receive_failure(message)
+            case MetricsReply() | InfoReply():
+                answer = self._queries.get(message.query_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+
+    def _receive_outputs(self, frames: list[bytes]) -> None:
+        for request_id in read_outputs(OutputColumns.unpack(frames[0]), self._live, self._broke):
+            generation = self._live.pop(request_id, None)
+            if generation is not None and not generation.has_ended:
+                generation.fail(RequestFailed(FailKind.STEP_FAILED, "the engine ended the request without a reason"))
+
+    def _broke(self, generation: Generation, error: Exception) -> None:
+        """A bug of ours met one request: it fails, the others do not notice."""
+        log.error("request %d broke its listener", generation.request_id, exc_info=error)
+        self._channel.send(Abort(generation.request_id))
+        try:
+            generation.fail(RequestFailed(FailKind.STEP_FAILED, "the server failed on this request; its log says why"))
+        except Exception as another:
+            log.error("and again as it was told", exc_info=another)
+            generation.close()
+
+    def _receive_state(self, state: EngineState) -> None:
+        if state.incarnation <= self._lost_incarnation:
+            return
+        if state.limits is None and self._state is not None and self._state.limits is not None:
+            known = self._state.limits
+            state = EngineState(**{name: getattr(state, name) for name in state.__struct_fields__} | {"limits": known})
+        self._state, self._state_s = state, time.monotonic()
+        if state.ready:
+            self._phase = None
+
+    def _receive_rejection(self, message: Rejected) -> None:
+        generation = self._live.pop(message.request_id, None)
+        if generation is not None:
+            generation.fail(RequestRefused(message.text, kind=message.kind, retry_after_s=message.retry_after_s))
+
+    def _receive_failure(self, message: Failed) -> None:
+        for request_id in message.request_ids:
+            generation = self._live.pop(request_id, None)
+            if generation is not None:
+                generation.fail(RequestFailed(message.kind, message.text))

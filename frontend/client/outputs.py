@@ -1,0 +1,62 @@
+"""What the offline API gives back."""
+
+from msgspec import Struct
+
+from .generation import Generation, SequenceOutput, TokenLogprob
+
+
+class CompletionOutput(Struct, frozen=True, kw_only=True):
+    """One choice. `logprobs` has an entry per shown token, where they were asked for."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+class RequestOutput(Struct, frozen=True, kw_only=True):
+    """One prompt with its choices. `prompt_logprobs` has an entry per prompt token; the first is None."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+def request_output(prompt: str | None, generation: Generation) -> RequestOutput:
+    """Of a generation that has finished."""
+    return RequestOutput(
+        prompt=prompt,
+        prompt_token_ids=generation.request.prompt_token_ids,
+        outputs=[_completion(generation, sequence) for sequence in generation.sequences],
+        cached_tokens=generation.cached_tokens,
+        prompt_logprobs=_prompt_logprobs(generation),
+    )
+
+
+def _completion(generation: Generation, sequence: SequenceOutput) -> CompletionOutput:
+    assert sequence.finish_reason is not None
+    asked = generation.request.params.logprobs is not None
+    return CompletionOutput(
+        index=sequence.choice,
+        text=generation.text(sequence.choice),
+        token_ids=sequence.token_ids,
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+        logprobs=sequence.take_logprobs() if asked else None,
+    )
+
+
+def _prompt_logprobs(generation: Generation) -> list[TokenLogprob | None] | None:
+    if generation.request.params.prompt_logprobs is None:
+        return None
+    ids = generation.request.prompt_token_ids
+    entries = generation.prompt_logprobs
+    named = [
+        TokenLogprob(id, entry.logprob, entry.rank, entry.top)
+        for id, entry in zip(ids[len(ids) - len(entries) :], entries, strict=True)
+    ]
+    return [*([None] * (len(ids) - len(named))), *named]

@@ -1,0 +1,77 @@
+"""The shapes of ASGI, and reading a request's head and body within limits."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from .errors import ApiError
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_STALLED_BODY_S = 30.0
+
+
+class ClientLeft(Exception):
+    """The client closed the connection; nobody reads an answer."""
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of that lower-case name."""
+    for found, value in scope["headers"]:
+        if found == name:
+            return bytes(value)
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """The whole body. Raises ApiError 413 beyond the limit, 408 when it stalls; ClientLeft."""
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
+        raise _too_large(limit_bytes)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(_STALLED_BODY_S):
+                event = await receive()
+        except TimeoutError:
+            raise ApiError(408, f"the request's body stalled for {_STALLED_BODY_S:g} s; send it again") from None
+        if event["type"] == "http.disconnect":
+            raise ClientLeft
+        pieces.append(event.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        if not event.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def read_json_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """The body of a request that says it is JSON. Raises as read_body, and ApiError 415."""
+    kind = header(scope, b"content-type")
+    media = (kind or b"application/json").split(b";")[0].strip().lower()
+    if media != b"application/json" and not media.endswith(b"+json"):
+        raise ApiError(
+            415,
+            f"the content type {media.decode('latin-1')!r} is not JSON; send the header Content-Type: application/json",
+        )
+    return await read_body(scope, receive, limit_bytes)
+
+
+async def send_whole(
+    send: Send, status: int, body: bytes, headers: Headers, media: bytes = b"application/json"
+) -> None:
+    """One complete response."""
+    lines = [(b"content-type", media), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _too_large(limit_bytes: int) -> ApiError:
+    return ApiError(
+        413, f"the request's body is over this server's limit of {limit_bytes} bytes", code="body_too_large"
+    )

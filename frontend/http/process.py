@@ -1,0 +1,189 @@
+"""A frontend process: HTTP on one side, the engine core on the other, the supervisor above.
+
+The port opens at once. Until the model is known and the engine ready, every API route answers 503 with the phase.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+import uvloop
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.server.embed import Server
+
+from ...ipc.actor import Actor
+from ...ipc.conditions import Refusal
+from ...ipc.configuration import FrontendConfiguration
+from ...ipc.control import (
+    CoreLost,
+    CoreStarted,
+    Drain,
+    Drained,
+    Fault,
+    Listening,
+    ModelKnown,
+    PhaseNotice,
+    Refused,
+    Stop,
+    ToChild,
+)
+from ...ipc.frontend_messages import FailKind
+from ...ipc.process import Adopted, adopt
+from ..client.engine_client import EngineClient
+from ..client.refusals import RequestFailed
+from ..text.model_text import ModelText
+from .app import App
+from .serving import Serving
+
+_BACKLOG = 4096  # connections; the server's own default stops answering, /health included, at 128
+_HEADER_READ_TIMEOUT_MS = 30_000
+_REPORT_EVERY_S = 1.0
+_ORDERLY_END_S = 3.0  # for error events to reach clients that read
+
+log = logging.getLogger("trimaran.frontend")
+
+
+class Frontend(Actor):
+    """Owns everything of this process."""
+
+    def __init__(self, adopted: Adopted) -> None:
+        super().__init__()
+        configuration = adopted.begin.configuration
+        assert isinstance(configuration, FrontendConfiguration)
+        self._configuration = configuration
+        self._link = adopted.link
+        self._client = EngineClient(
+            core_address=configuration.core_address,
+            index=configuration.index,
+            incarnation=configuration.incarnation,
+            stall_limit_s=configuration.stall_limit_s,
+            default_max_tokens=configuration.default_max_tokens,
+        )
+        self._serving = Serving(configuration, self._client, self.start_task)
+        self._server = Server(
+            App(self._serving),
+            address=configuration.host,
+            port=configuration.port,
+            interface=Interfaces.ASGINL,
+            http=HTTPModes.http1,
+            http1_settings=HTTP1Settings(
+                header_read_timeout=_HEADER_READ_TIMEOUT_MS,
+                max_buffer_size=max(8192, configuration.limits.max_header_bytes),
+            ),
+            websockets=False,
+            backlog=_BACKLOG,
+            backpressure=_BACKLOG,
+            log_enabled=False,
+        )
+
+    async def open(self) -> None:
+        """Serve at once."""
+        self.start_task(self._client.run(), "engine client")
+        await asyncio.sleep(0)  # the client opens its channel
+        self.start_task(self._serve(), "http server")
+        self.start_task(self._announce(), "announce the port")
+        self.start_task(self._report(), "push statistics")
+        self._link.open(self._receive, self.stop)
+
+    async def close(self) -> None:
+        """Nothing of ours outlives the process."""
+        self._serving.text_work.close()
+        self._link.close()
+
+    async def _serve(self) -> None:
+        try:
+            await self._server.serve()
+        except RuntimeError as error:
+            address = f"{self._configuration.host}:{self._configuration.port}"
+            reason = str(error).splitlines()[0] if str(error) else "unknown"
+            self._link.send(Refused(f"cannot listen on {address}: {reason}; choose another --host or --port"))
+            raise
+
+    async def _announce(self) -> None:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._configuration.host, self._configuration.host)
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, self._configuration.port)
+            except OSError:
+                await asyncio.sleep(0.005)
+                continue
+            writer.close()
+            self._link.send(Listening(self._configuration.port))
+            return
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_EVERY_S)
+            self._client.report(self._serving.statistics.families())
+
+    def _receive(self, message: ToChild, _: list[int]) -> None:
+        match message:
+            case ModelKnown():
+                self.start_task(self._load(message), "load the tokenizer")
+            case PhaseNotice():
+                self._client.phase_noticed(message)
+            case CoreStarted():
+                self._client.core_started(message.incarnation)
+            case CoreLost():
+                self._client.core_lost(message.incarnation, message.cause)
+            case Drain():
+                self._serving.is_draining = True
+                self.start_task(self._drain(), "drain")
+            case Stop():
+                self._serving.is_draining = True
+                self.start_task(self._end(), "end in order")
+            case _:
+                log.warning("a frontend has no use for %s", type(message).__name__)
+
+    async def _load(self, message: ModelKnown) -> None:
+        configuration = self._configuration
+        try:
+            text = await asyncio.to_thread(
+                ModelText.load,
+                Path(message.directory),
+                chat_template=configuration.chat_template,
+                generation_defaults=configuration.generation_defaults,
+            )
+        except Refusal as refusal:
+            self._link.send(Refused(str(refusal)))
+            return
+        if text.template is None:
+            log.warning("this model has no chat template: /v1/chat/completions will refuse; pass --chat-template")
+        self._serving.model_known(message.directory, message.root, text)
+
+    async def _drain(self) -> None:
+        while self._serving.num_generating:
+            await asyncio.sleep(0.02)
+        self._link.send(Drained())
+
+    async def _end(self) -> None:
+        self._client.fail_all(RequestFailed(FailKind.SHUTDOWN, "the server is shutting down"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ORDERLY_END_S):
+                while self._serving.statistics.num_open:
+                    await asyncio.sleep(0.01)
+        self._server.stop()  # type: ignore[no-untyped-call]
+        self.stop()
+
+
+def main() -> None:
+    """The process."""
+    adopted = adopt()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        uvloop.run(Frontend(adopted).run())
+    except BaseException as error:
+        log.critical("the frontend ends", exc_info=error)
+        with contextlib.suppress(Exception):
+            adopted.link.send(Fault(f"frontend: {error}"))
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # without waiting for the HTTP server's threads, which may hold a stalled client
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Fields that would change the output and that this server does not honour yet: refused by name.
+
+A field listed here passes only with a value that asks for nothing. Fields listed nowhere pass unread.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct, structs
+
+from ...client.refusals import RequestRefused
+
+# name: values that ask for nothing, besides null
+GENERATION: Mapping[str, tuple[Any, ...]] = {
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "structured_outputs": (),
+    "response_format": ({"type": "text"},),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "grammar": (),
+    "stop_regex": (),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "typical_p": (1,),
+    "mirostat": (0,),
+    "truncate_prompt_tokens": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "prompt_embeds": (),
+    "lora_path": (),
+}
+CHAT: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning": (),
+    "reasoning_effort": (),
+    "include_reasoning": (True,),
+    "thinking": (),
+    "thinking_token_budget": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "echo": (False,),
+    "add_special_tokens": (False,),
+}
+COMPLETIONS: Mapping[str, tuple[Any, ...]] = {"suffix": ("",)}
+
+
+class UnsupportedInGeneration(Struct, kw_only=True):
+    """See GENERATION."""
+
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_decoding_backend: Any = None
+    structured_outputs: Any = None
+    response_format: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    stop_regex: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    logits_processors: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    typical_p: Any = None
+    mirostat: Any = None
+    truncate_prompt_tokens: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
+    prompt_embeds: Any = None
+    lora_path: Any = None
+
+
+def refuse_unsupported(request: Struct, *tables: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises RequestRefused naming the first field that asks for something."""
+    given = structs.asdict(request)
+    for table in tables:
+        for name, harmless in table.items():
+            value = given.get(name)
+            if value is not None and value not in harmless:
+                raise RequestRefused(f"{name} is not supported by this server; leave it out", param=name)

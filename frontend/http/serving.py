@@ -1,0 +1,70 @@
+"""What all handlers share: the engine client, the served model once known, and whether requests are taken."""
+
+import time
+import uuid
+from pathlib import Path
+
+from msgspec import Struct
+
+from ...ipc.configuration import FrontendConfiguration
+from ..client.engine_client import EngineClient
+from ..text.encoding import TextWork
+from ..text.model_text import ModelText
+from .errors import ApiError
+from .pusher import StartTask
+from .statistics import Statistics
+
+
+class ServedModel(Struct, frozen=True):
+    """The model by the name clients use; `root` is what the operator gave or where it lies."""
+
+    name: str
+    root: str
+    text: ModelText
+    created: int
+
+
+class Serving:
+    """Belongs to the frontend's loop."""
+
+    def __init__(self, configuration: FrontendConfiguration, client: EngineClient, start_task: StartTask) -> None:
+        self.configuration = configuration
+        self.limits = configuration.limits
+        self.client = client
+        self.start_task = start_task
+        self.statistics = Statistics()
+        self.text_work = TextWork()
+        self.model: ServedModel | None = None
+        self.is_draining = False
+        self.num_generating = 0  # requests that make tokens, which a drain waits for
+
+    def model_known(self, directory: str, root: str, text: ModelText) -> None:
+        """From now on requests can be read."""
+        name = self.configuration.served_model_name or root or Path(directory).name
+        self.model = ServedModel(name, root, text, int(time.time()))
+
+    def ready_model(self) -> ServedModel:
+        """The model, when a request for it can be taken now. Raises ApiError 503 with reason and Retry-After."""
+        if self.is_draining:
+            raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=5.0)
+        readiness = self.client.readiness()
+        if not readiness.ready or self.model is None:
+            code = "loading" if self.client.limits is None else "unavailable"
+            raise ApiError(503, readiness.text, code=code, retry_after_s=readiness.retry_after_s)
+        return self.model
+
+    def check_model_name(self, name: str | None) -> None:
+        """Raises ApiError 404 for a model that is not served here."""
+        assert self.model is not None
+        if name is not None and name != self.model.name:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; ask for {self.model.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+def new_id(prefix: str) -> str:
+    """A globally unique id of an answer."""
+    return f"{prefix}-{uuid.uuid4().hex}"

@@ -1,0 +1,93 @@
+"""Token ids to text, one at a time, never half a character."""
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from .tokenizer import Tokenizer
+
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer(Protocol):
+    """One sequence's text. The pieces of `add` and `flush` joined equal decoding all its ids at once."""
+
+    @property
+    def add(self) -> Callable[[int], str]:
+        """The text that this id completes; empty while a character is incomplete."""
+
+    def flush(self) -> str:
+        """What an incomplete character leaves (a replacement character); nothing else follows."""
+
+
+class ByteDetokenizer:
+    """For byte-level vocabularies: a table of bytes and an incremental UTF-8 decoder."""
+
+    __slots__ = ("_decode", "_size", "_table", "add")
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._table = table
+        self._size = len(table)
+        self._decode = _utf8_decoder("replace").decode
+        self.add = self._add
+
+    def _add(self, id: int) -> str:
+        return self._decode(self._table[id]) if id < self._size else ""
+
+    def flush(self) -> str:
+        """What an incomplete character leaves."""
+        return self._decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For every other vocabulary: decodes a short window of ids and shows what it has more than before.
+
+    Where a model produces bytes that are no text, the library's whole decoding may replace characters that an earlier
+    piece has already shown; those stay as shown. (The library's own stream raises there.)
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._window = list(context)
+        self._num_settled = len(self._window)  # ids of the window whose text has been shown
+        self._settled_text = self._decoded(self._window)
+        self.add = self._add
+
+    def _add(self, id: int) -> str:
+        self._window.append(id)
+        text = self._decoded(self._window)
+        if len(text) <= len(self._settled_text) or text.endswith("\ufffd"):
+            return ""
+        return self._settle(text)
+
+    def flush(self) -> str:
+        """What an incomplete character leaves."""
+        return self._settle(self._decoded(self._window))
+
+    def _settle(self, text: str) -> str:
+        piece = text[len(self._settled_text) :]
+        self._window = self._window[self._num_settled :]
+        self._num_settled = len(self._window)
+        self._settled_text = self._decoded(self._window)
+        return piece
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip) if ids else ""
+
+
+class DetokenizerFactory:
+    """Makes detokenizers of one model; the tables are shared by all its sequences."""
+
+    _CONTEXT = 8  # prompt tokens that decide how a continuation begins
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._all = tokenizer.bytes.table
+        self._shown = [b"" if id in tokenizer.control_ids else piece for id, piece in enumerate(self._all)]
+
+    def start(self, *, skip_special_tokens: bool, continues: Sequence[int] = ()) -> Detokenizer:
+        """`continues`: the prompt whose text the output continues, where the vocabulary's spacing depends on it."""
+        if self._tokenizer.bytes.is_exact:
+            return ByteDetokenizer(self._shown if skip_special_tokens else self._all)
+        return WindowDetokenizer(self._tokenizer, skip_special_tokens, continues[-self._CONTEXT :])
