@@ -92,7 +92,7 @@ def worker_configuration(
         seed=options.seed,
         num_threads=num_threads,
         spin_s=options.spin_us / 1e6,
-        null_script=str(options.null_script) if options.null_script is not None else "",
+        null_script=options.null_script,
     )
 
 

@@ -179,8 +179,8 @@ class Options(Struct, frozen=True, kw_only=True):
         About("Device", Integer(0, 1_000_000), "a worker polls so long before it sleeps: quick, but a busy core"),
     ] = 0
     null_script: Annotated[
-        Path | None, About("Device", File(), "script of times and faults for the null platform, to test a deployment")
-    ] = None
+        str, About("Device", Text(), "words of times and faults for the null platform, such as 'step_ms=10 die_at=50'")
+    ] = ""
 
     drain_timeout: Annotated[
         float, About("Life cycle", Number(0, unit="seconds"), "time for live requests to end after SIGTERM")
@@ -293,7 +293,7 @@ def _read_value(name: str, about: About, raw: object, source: Source) -> object:
 
 
 def _check_together(options: Options) -> None:
-    if options.null_script is not None and options.platform not in ("null", AUTO):
+    if options.null_script and options.platform not in ("null", AUTO):
         raise OptionError(
             f"--null-script is for the null platform, and --platform is {options.platform!r}. "
             "Use --platform null, or leave --null-script out."
