@@ -260,6 +260,6 @@ def _with_masks(tokens: Array, rows: Array, masks: TokenMasks) -> Array:
 def with_invalid_row(result: StepResult) -> StepResult:
     """The result with its first sampled row flagged as broken."""
     flags = result.flags.copy()
-    flags[:1] |= ResultFlag.INVALID
+    flags[:1] |= np.uint8(ResultFlag.INVALID)
     result.flags = flags
     return result
