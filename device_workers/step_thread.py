@@ -242,13 +242,20 @@ class StepThread:
             self._later.append(message)
 
     def _failed(self, step: int, kind: StepErrorKind, plan: StepPlan, error: Exception) -> None:
-        """One step's sequences fail and the worker goes on; with several ranks the others would wait for ever, so it ends."""
+        """One step's sequences fail and the worker goes on; with several ranks the others would wait for ever, so it
+        ends.
+        """
         self._engine.progress.end()
-        text = f"step {step} ({len(plan.rows)} sequences, {int(plan.counts.sum())} tokens): {error or type(error).__name__}"
+        cause = str(error) or type(error).__name__
+        text = f"step {step} ({len(plan.rows)} sequences, {int(plan.counts.sum())} tokens): {cause}"
         if self._configuration.num_ranks > 1 and self._engine.profile.platform != "null":
             raise DeviceFault(text) from error
         failure = StepError(
-            rank=self._configuration.rank, generation=self._generation, step=step, kind=kind, text=text[:_MAX_ERROR_CHARACTERS]
+            rank=self._configuration.rank,
+            generation=self._generation,
+            step=step,
+            kind=kind,
+            text=text[:_MAX_ERROR_CHARACTERS],
         )
         self._rings.publish(failure, self._stop.is_set)
 

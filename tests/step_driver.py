@@ -78,7 +78,9 @@ class Row:
 class StepDriver:
     """Plans steps over sequences, with as many tokens each as told. Blocks are granted in a shuffled order."""
 
-    def __init__(self, engine: StepEngine | None = None, *, block_size: int = 16, num_blocks: int = 300, seed: int = 0) -> None:
+    def __init__(
+        self, engine: StepEngine | None = None, *, block_size: int = 16, num_blocks: int = 300, seed: int = 0
+    ) -> None:
         self.engine = engine
         self.block_size = block_size
         self.free = np.random.default_rng(seed).permutation(num_blocks).tolist()

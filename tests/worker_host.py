@@ -150,7 +150,9 @@ class WorkerHost:
                 return found  # type: ignore[return-value]
             broken = [message for message in self.controls if isinstance(message, Refused | Fault)]
             assert not broken, broken
-            await self._wait(deadline, f"no {kind.__name__}; got {[type(entry[1]).__name__ for entry in self.messages]}")
+            await self._wait(
+                deadline, f"no {kind.__name__}; got {[type(entry[1]).__name__ for entry in self.messages]}"
+            )
 
     async def expect_control(self, kind: type[M], timeout_s: float = 60.0) -> M:
         deadline = time.monotonic() + timeout_s
@@ -244,5 +246,3 @@ class WorkerHost:
             assert time.monotonic() < deadline, "a worker does not end"
             await asyncio.sleep(0.02)
         return [process.returncode for process in self.processes]
-
-

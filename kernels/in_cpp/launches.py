@@ -1,4 +1,6 @@
-"""The C++ kernels as callables with the signatures of their references. Tensors are contiguous in their last dimension."""
+"""The C++ kernels as callables with the signatures of their references. Tensors are contiguous in their last
+dimension.
+"""
 
 from __future__ import annotations
 

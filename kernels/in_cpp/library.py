@@ -1,7 +1,7 @@
 """The loaded C++ library: launches, runs, and recordings of launches that replay in one call.
 
-The library uses the OpenMP runtime that torch has loaded already (one soname, one runtime, one team of threads); so torch
-is imported before it is opened.
+The library uses the OpenMP runtime that torch has loaded already (one soname, one runtime, one team of threads); so
+torch is imported before it is opened.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Recording:
 
 
 class HugePageArena:
-    """Hands out memory for weights one after the other, on huge pages where the system has them: a decode step reads all
-    weights once, and with small pages the address translation shows."""
+    """Hands out memory for weights one after the other, on huge pages where the system has them: a decode step reads
+    all weights once, and with small pages the address translation shows."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
@@ -120,7 +120,9 @@ class Library:
         real: float = 0.0,
         is_small: bool = False,
     ) -> None:
-        """Run one kernel now, or add it to the recording under way. A small one runs on this thread: waking others costs more."""
+        """Run one kernel now, or add it to the recording under way. A small one runs on this thread: waking others
+        costs more.
+        """
         launch = Launch(kernel)
         for index, tensor in enumerate(tensors):
             launch.pointers[index] = None if tensor is None else tensor.data_ptr()
@@ -174,8 +176,8 @@ _opened: dict[int, Library] = {}
 
 
 def open_library(cache_dir: Path | None, num_threads: int, warn: Callable[[str], None]) -> Library:
-    """The library for this machine, built when needed; one per number of threads and process. A cached file that does not
-    load is built again, with a warning. Raises BuildFailed, OSError.
+    """The library for this machine, built when needed; one per number of threads and process. A cached file that
+    does not load is built again, with a warning. Raises BuildFailed, OSError.
     """
     if num_threads not in _opened:
         path = ensure_library(cache_dir, warn)
