@@ -1,6 +1,7 @@
 """From a configuration to an engine of steps: detect, describe, open, in this order and with a story for every choice.
 
-With a declared platform nothing imports torch before `open`. Only this file brings platforms, models and kernels together.
+With a declared platform nothing imports torch before `open`. Only this file brings platforms, models and kernels
+together.
 """
 
 from __future__ import annotations

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from ..ipc.columns import Columns
 from ..ipc.conditions import Oversized
+from ..ipc.messages import encode
 from ..ipc.plan import RingKind, StepPlan, StepResult, TokenMasks
 from ..ipc.ring import RingReader, RingWriter
+from ..ipc.worker_messages import StepError
 
 _FULL_RING_PAUSE_S = 0.0002
 PlanFrame = Callable[[int], bytes]
@@ -47,19 +49,24 @@ class WorkerRings:
         frame = oversized(self._plans.sequence)
         return frame[0], frame[1:]
 
-    def publish(self, result: StepResult, must_stop: Callable[[], bool]) -> tuple[int, bytearray] | None:
-        """Write the result into the ring. One that does not fit gets an empty slot, and comes back as
+    def publish(self, outcome: StepResult | StepError, must_stop: Callable[[], bool]) -> tuple[int, bytearray] | None:
+        """Write a step's outcome into the ring. A result that does not fit gets an empty slot, and comes back as
         (sequence, packed) to be sent another way. Waits while the core holds every slot, unless `must_stop`.
         """
         while (slot := self._results.slot()) is None:
             if must_stop():
                 return None
             time.sleep(_FULL_RING_PAUSE_S)
-        values = result.values()
+        if isinstance(outcome, StepError):
+            packed = encode(outcome)
+            slot[: len(packed)] = packed
+            self._results.publish(len(packed), RingKind.FAILED)
+            return None
+        values = outcome.values()
         try:
-            num_bytes = result.SCHEMA.pack_into(slot, values)
+            num_bytes = outcome.SCHEMA.pack_into(slot, values)
         except Oversized:
-            return self._results.publish(0, RingKind.OVERSIZED), result.SCHEMA.pack(values)
+            return self._results.publish(0, RingKind.OVERSIZED), outcome.SCHEMA.pack(values)
         self._results.publish(num_bytes, RingKind.RESULT)
         return None
 

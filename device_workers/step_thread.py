@@ -30,9 +30,10 @@ from ..ipc.worker_messages import (
     WorkerReady,
 )
 from .boot import describe, open_engine
-from .execution.contract import StepEngine
+from .execution.contract import LoadFacts, StepEngine
 from .rings import WorkerRings
 
+_MAX_ERROR_CHARACTERS = 2000
 _LOOK_S = 0.2
 """How often a waiting step thread looks whether it should stop or change rings."""
 
@@ -91,7 +92,8 @@ class StepThread:
         self._phases: list[Phase] = []
         self._settled: Settled | None = None
         self._num_blocks: int | None = None
-        self._loaded: Loaded | None = None
+        self._loaded: LoadFacts | None = None
+        self._memory: dict[str, int] = {}
 
     def deliver(self, message: Inbox) -> None:
         self._inbox.put(message)
@@ -129,14 +131,15 @@ class StepThread:
 
     def _shake_hands(self) -> None:
         self._send(self._hello())
-        if self._num_blocks is not None:
-            return
-        settled = self._expect(Negotiated).settled
-        if self._loaded is None or settled != self._settled:
-            self._load(settled)
-        assert self._loaded is not None
-        self._send(self._loaded)
-        self._allocate(self._expect(Allocate).num_blocks)
+        if self._num_blocks is None:
+            settled = self._expect(Negotiated).settled
+            if self._loaded is None or settled != self._settled:
+                self._load(settled)
+            self._send(self._loaded_now())
+        num_blocks = self._expect(Allocate).num_blocks
+        if num_blocks != self._num_blocks:
+            self._allocate(num_blocks)
+        self._send(self._ready_now())
 
     def _hello(self) -> WorkerHello:
         ready = self._num_blocks is not None
@@ -153,9 +156,13 @@ class StepThread:
 
     def _load(self, settled: Settled) -> None:
         self._settled = settled
-        facts = self._engine.load(settled, self._on_fraction)
+        self._loaded = self._engine.load(settled, self._on_fraction)
         self._end_phase()
-        self._loaded = Loaded(
+
+    def _loaded_now(self) -> Loaded:
+        facts = self._loaded
+        assert facts is not None
+        return Loaded(
             rank=self._configuration.rank,
             generation=self._generation,
             resolutions=facts.resolutions,
@@ -168,24 +175,24 @@ class StepThread:
         )
 
     def _allocate(self, num_blocks: int) -> None:
-        assert self._loaded is not None
         self._begin_phase("kv cache")
         self._engine.allocate(num_blocks)
         self._begin_phase("warm-up")
-        memory = self._engine.warm_up()
+        self._memory = self._engine.warm_up()
         self._end_phase()
         self._num_blocks = num_blocks
         gc.collect()
         gc.freeze()
-        self._send(
-            WorkerReady(
-                rank=self._configuration.rank,
-                generation=self._generation,
-                resolutions=self._loaded.resolutions,
-                decisions=self._engine.decisions,
-                memory=memory,
-                phases=tuple(self._phases),
-            )
+
+    def _ready_now(self) -> WorkerReady:
+        assert self._loaded is not None
+        return WorkerReady(
+            rank=self._configuration.rank,
+            generation=self._generation,
+            resolutions=self._loaded.resolutions,
+            decisions=self._engine.decisions,
+            memory=self._memory,
+            phases=tuple(self._phases),
         )
 
     # -- steps
@@ -235,14 +242,22 @@ class StepThread:
             self._later.append(message)
 
     def _failed(self, step: int, kind: StepErrorKind, plan: StepPlan, error: Exception) -> None:
-        """One step's sequences fail and the worker goes on; with several ranks the others would wait for ever, so it ends."""
+        """One step's sequences fail and the worker goes on; with several ranks the others would wait for ever, so it
+        ends.
+        """
         self._engine.progress.end()
-        text = f"step {step} ({len(plan.rows)} sequences, {int(plan.counts.sum())} tokens): {error or type(error).__name__}"
+        cause = str(error) or type(error).__name__
+        text = f"step {step} ({len(plan.rows)} sequences, {int(plan.counts.sum())} tokens): {cause}"
         if self._configuration.num_ranks > 1 and self._engine.profile.platform != "null":
             raise DeviceFault(text) from error
-        self._send(
-            StepError(rank=self._configuration.rank, generation=self._generation, step=step, kind=kind, text=text)
+        failure = StepError(
+            rank=self._configuration.rank,
+            generation=self._generation,
+            step=step,
+            kind=kind,
+            text=text[:_MAX_ERROR_CHARACTERS],
         )
+        self._rings.publish(failure, self._stop.is_set)
 
     # -- messages
 

@@ -160,7 +160,9 @@ _CPU_FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 @dataclass(frozen=True, kw_only=True)
 class _CppMetadata(KernelMetadata):
-    """What the C++ kernels ask beyond the usual: an even number of inputs of every weight, a cache of the model's dtype."""
+    """What the C++ kernels ask beyond the usual: an even number of inputs of every weight, a cache of the model's
+    dtype.
+    """
 
     even_inputs: bool = False
     same_kv_dtype: bool = False

@@ -1,7 +1,7 @@
 """What an implementation of a kernel is: its metadata, its match, and what loading it gives. Torch-free.
 
-A kernel is a named operation whose meaning its plain PyTorch reference defines. An implementation is one way to compute it.
-This file does not choose (`registry`), name (`catalog`) or check (`verification`) implementations.
+A kernel is a named operation whose meaning its plain PyTorch reference defines. An implementation is one way to
+compute it. This file does not choose (`registry`), name (`catalog`) or check (`verification`) implementations.
 """
 
 from __future__ import annotations

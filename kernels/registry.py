@@ -25,7 +25,9 @@ class KernelChoices:
 
     @staticmethod
     def from_options(pins: Iterable[str] = (), forbidden: Iterable[str] = ()) -> KernelChoices:
-        """`pins` as typed: "paged_attention=NAME". Raises KernelChoiceRefused for another form or for two pins of a kernel."""
+        """`pins` as typed: "paged_attention=NAME". Raises KernelChoiceRefused for another form or for two pins of a
+        kernel.
+        """
         parsed: dict[str, str] = {}
         for pin in pins:
             kernel, separator, name = pin.partition("=")

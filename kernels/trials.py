@@ -18,7 +18,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Arguments of one call, and which of them (by index) the call writes. `tolerance` is relative to the largest entry."""
+    """Arguments of one call, and which of them (by index) the call writes. `tolerance` is relative to the largest
+    entry.
+    """
 
     arguments: tuple[Any, ...]
     written: tuple[int, ...]

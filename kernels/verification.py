@@ -22,7 +22,9 @@ AGREES = "agrees"
 
 
 class VerdictCache:
-    """Verdicts by key in one small JSON file. A file that cannot be read or written costs one warning, never a start."""
+    """Verdicts by key in one small JSON file. A file that cannot be read or written costs one warning, never a
+    start.
+    """
 
     def __init__(self, cache_dir: Path | None, warn: Callable[[str], None]) -> None:
         self._path = None if cache_dir is None else cache_dir / "kernel-verdicts.json"

@@ -78,7 +78,9 @@ class Row:
 class StepDriver:
     """Plans steps over sequences, with as many tokens each as told. Blocks are granted in a shuffled order."""
 
-    def __init__(self, engine: StepEngine, *, block_size: int = 16, num_blocks: int = 300, seed: int = 0) -> None:
+    def __init__(
+        self, engine: StepEngine | None = None, *, block_size: int = 16, num_blocks: int = 300, seed: int = 0
+    ) -> None:
         self.engine = engine
         self.block_size = block_size
         self.free = np.random.default_rng(seed).permutation(num_blocks).tolist()
@@ -92,24 +94,39 @@ class StepDriver:
         prompt_logprobs: bool = False,
     ) -> StepResult:
         """One step: each sequence computes so many more of its tokens; it samples when none is left."""
+        plan = self.plan(work, masks=masks, prompt_logprobs=prompt_logprobs)
+        assert self.engine is not None
+        self.engine.forward(plan)
+        result = self.engine.sample(self.masks(masks, self.engine.model.vocab_size) if masks else None)
+        self.commit(work, result)
+        return result
+
+    def plan(
+        self,
+        work: Sequence[tuple[Row, int]],
+        *,
+        masks: dict[int, list[int]] | None = None,
+        prompt_logprobs: bool = False,
+        freed: Sequence[int] = (),
+    ) -> StepPlan:
         self.step += 1
         columns: dict[str, list[Any]] = {name: [] for name in StepPlan.SCHEMA.names}
         columns["step"] = [self.step]
+        columns["freed_rows"] = list(freed)
         for sequence, count in work:
             self._add(columns, sequence, count, masks or {}, prompt_logprobs)
-        plan = StepPlan(
+        return StepPlan(
             **{
                 name: np.array(values, dtype)
                 for (name, values), dtype in zip(columns.items(), StepPlan.SCHEMA.dtypes, strict=True)
             }
         )
-        self.engine.forward(plan)
-        result = self.engine.sample(self._masks(masks) if masks else None)
+
+    def commit(self, work: Sequence[tuple[Row, int]], result: StepResult) -> None:
         by_row = {sequence.row: sequence for sequence, _ in work}
         for row, token in zip(result.rows.tolist(), result.token_ids.tolist(), strict=True):
             by_row[row].tokens.append(token)
             by_row[row].pending = True
-        return result
 
     def _add(
         self, columns: dict[str, list[Any]], sequence: Row, count: int, masks: dict[int, list[int]], scored: bool
@@ -162,8 +179,8 @@ class StepDriver:
             columns["block_ids"] += [self.free.pop() for _ in range(missing)]
             sequence.num_blocks += missing
 
-    def _masks(self, masks: dict[int, list[int]]) -> TokenMasks:
-        num_words = -(-self.engine.model.vocab_size // 32)
+    def masks(self, masks: dict[int, list[int]], vocab_size: int) -> TokenMasks:
+        num_words = -(-vocab_size // 32)
         words = np.zeros((len(masks), num_words), np.uint32)
         for index, allowed in enumerate(masks.values()):
             for token in allowed:

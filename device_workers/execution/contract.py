@@ -32,8 +32,8 @@ class StepEngine(Protocol):
     """Used by the step thread alone, except `progress`, which the control loop reads.
 
     Order of calls: `load`, `allocate`, `warm_up`, then pairs of `forward` and `sample`. `forward` and `sample` raise
-    MemoryError (or a subclass) when memory ran out and StepFailed when the step cannot be done; the engine stays usable.
-    DeviceFault means it does not.
+    MemoryError (or a subclass) when memory ran out and StepFailed when the step cannot be done; the engine stays
+    usable. DeviceFault means it does not.
     """
 
     profile: DeviceProfile

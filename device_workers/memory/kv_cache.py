@@ -30,7 +30,9 @@ class KvLayout:
 
 
 class KvCache:
-    """Keys and values `[B, S, G, D]` of each layer. Every page is touched at once, so that memory use does not grow later."""
+    """Keys and values `[B, S, G, D]` of each layer. Every page is touched at once, so that memory use does not grow
+    later.
+    """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
         shape = (num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)

@@ -37,9 +37,9 @@ def plan_memory(
         budget, reason = _budget(facts, utilization, memory_is_shared)
     if budget <= 0:
         raise Refusal(
-            f"no memory is left for the KV cache: {_mib(weight_bytes)} weights and {_mib(activation_bytes)} activations of "
-            f"{_mib(facts.total_bytes)}, {_mib(facts.free_bytes)} free; raise --memory-utilization, end other programs or "
-            "take a smaller model"
+            f"no memory is left for the KV cache: {_mib(weight_bytes)} weights and {_mib(activation_bytes)} "
+            f"activations of {_mib(facts.total_bytes)}, {_mib(facts.free_bytes)} free; raise --memory-utilization, "
+            "end other programs or take a smaller model"
         )
     decision = Decision(name="kv_cache_bytes", value=str(budget), reason=reason, overridden=kv_memory_bytes is not None)
     return MemoryPlan(

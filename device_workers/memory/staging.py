@@ -1,6 +1,7 @@
 """Step inputs written by numpy on the host and read as tensors on the device, at fixed addresses.
 
-All inputs share one buffer, so that a push is one copy. On a device that shares the host's memory there is no copy at all.
+All inputs share one buffer, so that a push is one copy. On a device that shares the host's memory there is no copy
+at all.
 """
 
 from __future__ import annotations

@@ -167,12 +167,15 @@ def _dtype(values: Mapping[str, Any]) -> str:
 
 
 def _rotary(values: Mapping[str, Any], head_dim: int) -> RotaryConfig:
-    """New spelling: `rope_parameters` with rope_theta inside; old: `rope_theta` beside `rope_scaling` (`type` or `rope_type`)."""
+    """New spelling: `rope_parameters` with rope_theta inside; old: `rope_theta` beside `rope_scaling` (`type` or
+    `rope_type`).
+    """
     scaling: Mapping[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
     rope_type = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if rope_type not in ROTARY_TYPES:
         raise Refusal(
-            f"rotary scaling {rope_type} is not supported; supported are {', '.join(ROTARY_TYPES)}: choose another model"
+            f"rotary scaling {rope_type} is not supported; supported are {', '.join(ROTARY_TYPES)}: "
+            "choose another model"
         )
     partial = scaling.get("partial_rotary_factor", values.get("partial_rotary_factor")) or 1.0
     if partial != 1.0:

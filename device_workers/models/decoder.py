@@ -71,7 +71,9 @@ class DecoderWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTensors:
-    """What a forward pass reads of a batch. Sequences own consecutive runs of tokens (see the paged attention kernel)."""
+    """What a forward pass reads of a batch. Sequences own consecutive runs of tokens (see the paged attention
+    kernel).
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor

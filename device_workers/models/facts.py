@@ -18,7 +18,9 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 def make_facts(
     config: ModelConfig, shard: Shard, *, dtype: str, kv_dtype: str, max_model_len: int | None
 ) -> ModelFacts:
-    """KV bytes are this rank's. Raises Refusal for a length beyond the model's or a cache dtype that does not exist yet."""
+    """KV bytes are this rank's. Raises Refusal for a length beyond the model's or a cache dtype that does not exist
+    yet.
+    """
     if kv_dtype not in ("auto", dtype):
         raise Refusal(f"--kv-dtype {kv_dtype} is not supported with {dtype} yet; take auto")
     limit = config.max_position_embeddings
@@ -60,8 +62,8 @@ class _Tokenizer(msgspec.Struct):
 
 
 def num_sampled_ids(directory: Path, config: ModelConfig) -> int:
-    """Ids below this have a token; those above pad the weights and must never be sampled. Read from tokenizer.json, where
-    there is one that says so; else the config's vocabulary counts."""
+    """Ids below this have a token; those above pad the weights and must never be sampled. Read from tokenizer.json,
+    where there is one that says so; else the config's vocabulary counts."""
     try:
         tokenizer = msgspec.json.decode((directory / "tokenizer.json").read_bytes(), type=_Tokenizer)
     except (OSError, msgspec.MsgspecError):

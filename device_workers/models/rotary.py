@@ -58,7 +58,9 @@ def _llama3(config: RotaryConfig) -> torch.Tensor:
 
 
 def _yarn(config: RotaryConfig) -> torch.Tensor:
-    """Frequencies between `beta_fast` and `beta_slow` rotations over the original length are blended (arXiv:2309.00071)."""
+    """Frequencies between `beta_fast` and `beta_slow` rotations over the original length are blended
+    (arXiv:2309.00071).
+    """
     assert config.factor is not None
     positions = config.theta ** _exponents(config)
     kept, stretched = 1.0 / positions, 1.0 / (config.factor * positions)

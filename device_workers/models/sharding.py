@@ -43,8 +43,9 @@ def make_shard(config: ModelConfig, rank: int, num_ranks: int) -> Shard:
     if not _divides(config, num_ranks):
         sizes = ", ".join(map(str, sizes_that_divide(config)))
         raise Refusal(
-            f"tensor parallel size {num_ranks} does not divide this model ({config.num_heads} heads, {config.num_kv_heads} "
-            f"key/value heads, {config.intermediate_size} intermediate channels); sizes that do: {sizes}"
+            f"tensor parallel size {num_ranks} does not divide this model ({config.num_heads} heads, "
+            f"{config.num_kv_heads} key/value heads, {config.intermediate_size} intermediate channels); "
+            f"sizes that do: {sizes}"
         )
     num_kv_heads = max(1, config.num_kv_heads // num_ranks)
     vocab_part = -(-config.vocab_size // num_ranks)

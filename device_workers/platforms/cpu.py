@@ -19,6 +19,7 @@ from ...ipc.facts import (
 )
 from ...kernels.implementation import Communicator
 from ...kernels.in_cpp.build import find_compiler
+from ..streams.contract import StreamManager
 from ..streams.immediate import ImmediateStreams
 from . import host
 from .contract import Clause, DeviceMemory, Found, Graph, MemoryKind, NotSupported, Refused, WorkerGroup
@@ -122,7 +123,7 @@ class CpuBackend:
 
         torch.set_num_threads(num_threads)
         self.profile = profile
-        self.streams = ImmediateStreams()
+        self.streams: StreamManager = ImmediateStreams()
         self.torch_device = torch.device("cpu")
         self.num_threads = num_threads
         self._cache_dir = cache_dir

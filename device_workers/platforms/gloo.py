@@ -1,12 +1,13 @@
-"""Collectives over the loopback interface between the workers of one machine, meeting at a file in the run directory."""
+"""Collectives over the loopback interface between the workers of one machine; they meet at a file."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from .contract import WorkerGroup
 
@@ -17,13 +18,13 @@ class GlooCommunicator:
     """One worker group's collectives. Every rank gets the same bits."""
 
     def __init__(self, group: WorkerGroup) -> None:
-        path = Path(group.run_directory) / f"meet-{group.generation}"
-        options = dist.ProcessGroupGloo._Options()
+        distributed: Any = torch.distributed  # its types leave out most of what gloo offers
+        options = distributed.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=group.timeout_s)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
-        store = dist.FileStore(str(path), group.num_ranks)
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+        store = distributed.FileStore(str(Path(group.run_directory) / f"meet-{group.generation}"), group.num_ranks)
         store.set_timeout(timedelta(seconds=group.timeout_s))
-        self._group = dist.ProcessGroupGloo(store, group.rank, group.num_ranks, options)
+        self._group = distributed.ProcessGroupGloo(store, group.rank, group.num_ranks, options)
         self.rank = group.rank
         self.num_ranks = group.num_ranks
 

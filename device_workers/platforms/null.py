@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...ipc.facts import DeviceCapability, DeviceHealth, DeviceProfile, MemoryFacts
 from ...kernels.implementation import Communicator
+from ..streams.contract import StreamManager
 from ..streams.immediate import ImmediateStreams
 from . import host
 from .contract import Clause, DeviceMemory, Found, Graph, MemoryKind, NotSupported, Refused, WorkerGroup
@@ -50,7 +51,7 @@ class NullBackend:
 
     def __init__(self, profile: DeviceProfile) -> None:
         self.profile = profile
-        self.streams = ImmediateStreams()
+        self.streams: StreamManager = ImmediateStreams()
 
     @property
     def torch_device(self) -> torch.device:

@@ -70,7 +70,9 @@ class NullSettings:
 
 
 def parse_script(text: str) -> NullSettings:
-    """From words such as "step_ms=10 mode=cycle:1,2,3 hang_at=5,9", separated by blanks or semicolons. Raises Refusal."""
+    """From words such as "step_ms=10 mode=cycle:1,2,3 hang_at=5,9", separated by blanks or semicolons. Raises
+    Refusal.
+    """
     values: dict[str, str] = {}
     for word in text.replace(";", " ").split():
         name, separator, value = word.partition("=")
@@ -112,8 +114,8 @@ _READERS: dict[str, Callable[[str], object]] = {
 def _settings(read: dict[str, object]) -> NullSettings:
     mode, _, cycle = str(read.pop("mode", "hash")).partition(":")
     tokens = tuple(int(part) for part in cycle.split(",")) if cycle else ()
-    said = {name: read[name] for name in ("end_after", "end_id", "low_id", "reads") if name in read}
-    faults = {
+    said: dict[str, object] = {name: read[name] for name in ("end_after", "end_id", "low_id", "reads") if name in read}
+    faults: dict[str, object] = {
         name: read[f"{name}_at"] for name in ("hang", "die", "wrong", "fail", "error", "nan") if f"{name}_at" in read
     }
     if "until_generation" in read:
@@ -123,12 +125,12 @@ def _settings(read: dict[str, object]) -> NullSettings:
         prefill_s_per_token=_number(read, "prefill_us_per_token") / 1e6,
         load_s=_number(read, "load_ms") / 1e3,
     )
-    sizes = {name: read[name] for name in ("vocab_size", "max_model_len", "kv_budget_bytes") if name in read}
-    return msgspec.convert(
-        {"script": {"mode": mode, "cycle": tokens, **said}, "faults": faults, "pace": pace, **sizes},
-        NullSettings,
-        from_attributes=True,
-    )
+    sizes: dict[str, object] = {
+        name: read[name] for name in ("vocab_size", "max_model_len", "kv_budget_bytes") if name in read
+    }
+    script: dict[str, object] = {"mode": mode, "cycle": tokens, **said}
+    whole: dict[str, object] = {"script": script, "faults": faults, "pace": pace, **sizes}
+    return msgspec.convert(whole, NullSettings, from_attributes=True)
 
 
 def _number(read: dict[str, object], name: str) -> float:

@@ -1,4 +1,5 @@
-"""The tokens of the null platform: a pure function of content that is read through the block table, as a model reads it.
+"""The tokens of the null platform: a pure function of content that is read through the block table, as a model reads
+it.
 
 The cache stores per slot a token id, that token's share of the content hash, and the hash of everything up to it. A
 sequence that reads a slot another one overwrote gets other tokens than `expected_tokens` says. Numpy only.
@@ -50,7 +51,8 @@ def _mixed(values: Array) -> Array:
     with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * _MIX_A
         values = (values ^ (values >> np.uint64(27))) * _MIX_B
-        return values ^ (values >> np.uint64(31))
+        mixed: Array = values ^ (values >> np.uint64(31))
+    return mixed
 
 
 def token_shares(token_ids: Array, positions: Array) -> Array:
@@ -76,7 +78,9 @@ def expected_tokens(
     seed: int = 0,
     choice: int = 0,
 ) -> list[int]:
-    """What the null model must answer to a prompt, token by token. `seed` and `choice` count for rows that are not greedy."""
+    """What the null model must answer to a prompt, token by token. `seed` and `choice` count for rows that are not
+    greedy.
+    """
     script = script or NullScript()
     tokens = list(prompt_token_ids)
     for output in range(num_tokens):
@@ -149,7 +153,8 @@ class NullModel:
 
     def _slots(self, rows: Array, positions: Array) -> Array:
         blocks = self._table.blocks[rows, positions // self._block_size].astype(np.int64)
-        return blocks * self._block_size + positions % self._block_size
+        slots: Array = blocks * self._block_size + positions % self._block_size
+        return slots
 
     def sample(self, masks: TokenMasks | None) -> StepResult:
         plan = self._plan
@@ -199,7 +204,8 @@ class NullModel:
         positions_L = np.arange(int(lengths.max()))
         slots_WL = self._slots(rows[:, None], np.minimum(positions_L, lengths[:, None] - 1))
         shares_WL = np.where(positions_L < lengths[:, None], self._shares[slots_WL], np.uint64(0))
-        return shares_WL.sum(axis=1, dtype=np.uint64)
+        contents: Array = shares_WL.sum(axis=1, dtype=np.uint64)
+        return contents
 
     def _without_banned(self, tokens: Array, rows: Array, lengths: Array) -> Array:
         for place, row in enumerate(rows.tolist()):
@@ -260,6 +266,6 @@ def _with_masks(tokens: Array, rows: Array, masks: TokenMasks) -> Array:
 def with_invalid_row(result: StepResult) -> StepResult:
     """The result with its first sampled row flagged as broken."""
     flags = result.flags.copy()
-    flags[:1] |= ResultFlag.INVALID
+    flags[:1] |= np.uint8(ResultFlag.INVALID)
     result.flags = flags
     return result

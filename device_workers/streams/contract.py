@@ -19,8 +19,11 @@ class StreamPriority(IntEnum):
 class Stream(Protocol):
     """A queue of work; `native` is the vendor's object, or None where work runs at once."""
 
-    priority: StreamPriority
-    native: object | None
+    @property
+    def priority(self) -> StreamPriority: ...
+
+    @property
+    def native(self) -> object | None: ...
 
 
 class Event(Protocol):

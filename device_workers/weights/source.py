@@ -23,5 +23,7 @@ class WeightSource(Protocol):
     def read(
         self, parameter: Parameter, *, rows: tuple[int, int] | None = None, columns: tuple[int, int] | None = None
     ) -> torch.Tensor:
-        """The tensor, or the half-open range of its first (`rows`) or second (`columns`) dimension. Not to be written."""
+        """The tensor, or the half-open range of its first (`rows`) or second (`columns`) dimension. Not to be
+        written.
+        """
         ...

@@ -73,9 +73,7 @@ def ensure_library(cache_dir: Path | None, warn: Callable[[str], None]) -> Path:
         try:
             return build(compiler, target)
         except OSError as error:
-            warn(
-                f"the kernel cache {target.parent} cannot be written ({error}): C++ kernels are built for this start only"
-            )
+            warn(f"the kernel cache {target.parent} cannot be written ({error}): kernels are built for this start only")
     return build(compiler, Path(tempfile.mkdtemp(prefix="trimaran-cpp-")) / "kernels.so")
 
 

@@ -7,7 +7,6 @@
 // Sizes: [0] tokens (or rows), [1] sequences. Dtypes: 0 float32, 1 bfloat16, 2 float16. Sums and softmax are in float32.
 
 #include <omp.h>
-#include <sched.h>
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -687,14 +686,30 @@ inline void pause() {
 #endif
 }
 
-// All threads meet; short waits spin, longer ones give the core away (another process may need it).
-void meet(std::atomic<int64_t>& arrived, int64_t target) {
-  arrived.fetch_add(1, std::memory_order_acq_rel);
-  for (int spins = 0; arrived.load(std::memory_order_acquire) < target; ++spins) {
-    if (spins < 2000) pause();
-    else sched_yield();
+// Where threads meet between launches. Short waits spin; longer ones sleep, since another process may need the core.
+class Meeting {
+ public:
+  explicit Meeting(int64_t num_threads) : num_threads_(num_threads) {}
+  void meet() {
+    int32_t phase = phase_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      phase_.store(phase + 1, std::memory_order_release);
+      phase_.notify_all();
+      return;
+    }
+    for (int spins = 0; spins < 3000; ++spins) {
+      if (phase_.load(std::memory_order_acquire) != phase) return;
+      pause();
+    }
+    phase_.wait(phase, std::memory_order_acquire);
   }
-}
+
+ private:
+  int64_t num_threads_;
+  std::atomic<int64_t> arrived_{0};
+  std::atomic<int32_t> phase_{0};
+};
 
 template <class T> void pack_panels(T* out, const T* w, int64_t N, int64_t K, int64_t stride, int64_t pair) {
 #pragma omp parallel for
@@ -722,14 +737,15 @@ void trimaran_run(const Launch* launches, int64_t count, const int64_t* sizes, i
     return;
   }
   std::unique_ptr<std::atomic<int64_t>[]> tickets(new std::atomic<int64_t>[count]());
-  std::atomic<int64_t> arrived{0};
+  std::unique_ptr<Meeting> meeting;
 #pragma omp parallel num_threads(num_threads)
   {
     int team_size = omp_get_num_threads(), thread = omp_get_thread_num();
+#pragma omp single
+    meeting.reset(new Meeting(team_size));
     for (int64_t i = 0; i < count; ++i) {
       execute(launches[i], sizes, Team{thread, team_size, &tickets[i]});
-      if (team_size == 1) tickets[i] = 0;
-      if (count > 1) meet(arrived, (i + 1) * team_size);
+      if (count > 1 && team_size > 1) meeting->meet();
       if (progress && thread == 0) __atomic_fetch_add(progress, 1, __ATOMIC_RELAXED);
     }
   }

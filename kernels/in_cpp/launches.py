@@ -1,4 +1,6 @@
-"""The C++ kernels as callables with the signatures of their references. Tensors are contiguous in their last dimension."""
+"""The C++ kernels as callables with the signatures of their references. Tensors are contiguous in their last
+dimension.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,9 @@ class _CppKernel:
         self.library = library
 
 
+_SMALL_ELEMENTS = 1 << 14
+
+
 def _code(kernel: int, dtype: torch.dtype) -> int:
     return kernel * 4 + DTYPE_CODES[dtype]
 
@@ -29,7 +34,8 @@ class CppEmbed(_CppKernel):
     def __call__(self, *arguments: Any) -> None:
         out, token_ids, table, first_id = arguments
         numbers = (table.shape[1], first_id, table.shape[0])
-        self.library.launch(_code(EMBED, out.dtype), (out, token_ids, table), numbers, out.shape[0])
+        small = out.numel() < _SMALL_ELEMENTS
+        self.library.launch(_code(EMBED, out.dtype), (out, token_ids, table), numbers, out.shape[0], is_small=small)
 
 
 class CppRmsNorm(_CppKernel):
@@ -37,20 +43,23 @@ class CppRmsNorm(_CppKernel):
         out, x, weight, eps = arguments
         channels = x.shape[-1]
         numbers = (channels, channels if x.dim() != 2 else x.stride(0))
-        self.library.launch(_code(NORM, x.dtype), (out, None, x, weight), numbers, x.numel() // channels, real=eps)
+        small, num_rows = x.numel() < _SMALL_ELEMENTS, x.numel() // channels
+        self.library.launch(_code(NORM, x.dtype), (out, None, x, weight), numbers, num_rows, real=eps, is_small=small)
 
 
 class CppFusedAddRmsNorm(_CppKernel):
     def __call__(self, *arguments: Any) -> None:
         out, residual, x, weight, eps = arguments
         numbers = (x.shape[-1], x.stride(0))
-        self.library.launch(_code(NORM, x.dtype), (out, residual, x, weight), numbers, x.shape[0], real=eps)
+        tensors, small = (out, residual, x, weight), x.numel() < _SMALL_ELEMENTS
+        self.library.launch(_code(NORM, x.dtype), tensors, numbers, x.shape[0], real=eps, is_small=small)
 
 
 class CppSiluAndMul(_CppKernel):
     def __call__(self, *arguments: Any) -> None:
         out, gate_up = arguments
-        self.library.launch(_code(SILU_AND_MUL, out.dtype), (out, gate_up), (out.shape[-1],), out.shape[0])
+        small, num_rows = out.numel() < _SMALL_ELEMENTS, out.shape[0]
+        self.library.launch(_code(SILU_AND_MUL, out.dtype), (out, gate_up), (out.shape[-1],), num_rows, is_small=small)
 
 
 class CppRotaryAndKvWrite(_CppKernel):
@@ -58,7 +67,8 @@ class CppRotaryAndKvWrite(_CppKernel):
         q, qkv, positions, slots, cos_sin, k_cache, v_cache, q_norm, k_norm, eps = arguments
         tensors = (q, qkv, positions, slots, cos_sin, k_cache, v_cache, q_norm, k_norm)
         numbers = (q.shape[1], k_cache.shape[2], q.shape[2], cos_sin.shape[1])
-        self.library.launch(_code(ROTARY, q.dtype), tensors, numbers, q.shape[0], real=eps)
+        small = qkv.numel() < _SMALL_ELEMENTS
+        self.library.launch(_code(ROTARY, q.dtype), tensors, numbers, q.shape[0], real=eps, is_small=small)
 
 
 class CppPagedAttention(_CppKernel):
@@ -92,7 +102,9 @@ class CppLinear(_CppKernel):
 class CppGreedySample(_CppKernel):
     def __call__(self, *arguments: Any) -> None:
         tokens, logits, vocab_size = arguments
-        self.library.launch(GREEDY * 4, (tokens, logits), (logits.stride(0), vocab_size), logits.shape[0])
+        num_rows = logits.shape[0]
+        numbers = (logits.stride(0), vocab_size)
+        self.library.launch(GREEDY * 4, (tokens, logits), numbers, num_rows, is_small=num_rows == 1)
 
 
 class CppSample(_CppKernel):

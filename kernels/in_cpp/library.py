@@ -1,12 +1,13 @@
 """The loaded C++ library: launches, runs, and recordings of launches that replay in one call.
 
-The library uses the OpenMP runtime that torch has loaded already (one soname, one runtime, one team of threads); so torch
-is imported before it is opened.
+The library uses the OpenMP runtime that torch has loaded already (one soname, one runtime, one team of threads); so
+torch is imported before it is opened.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,10 @@ from .build import ensure_library, rebuild_library
 
 NUM_POINTERS = 12
 NUM_NUMBERS = 12
+_LINE_BYTES = 64
+_HUGE_PAGE_BYTES = 2 << 20
+_CHUNK_BYTES = 64 << 20
+_MADV_HUGEPAGE = 14
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -53,7 +58,35 @@ class Recording:
     def run(self, num_tokens: int, num_sequences: int, progress: ctypes.c_int64 | None = None) -> None:
         if self._array is None:
             self._array = (Launch * len(self._launches))(*self._launches)
-        self._library.execute(self._array, len(self._launches), num_tokens, num_sequences, progress)
+        self._library.execute(
+            self._array, len(self._launches), num_tokens, num_sequences, progress, self._library.num_threads
+        )
+
+
+class HugePageArena:
+    """Hands out memory for weights one after the other, on huge pages where the system has them: a decode step reads
+    all weights once, and with small pages the address translation shows."""
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised, aligned to a cache line."""
+        num_bytes = -(-num_elements * dtype.itemsize // _LINE_BYTES) * _LINE_BYTES
+        if num_bytes > len(self._free):
+            self._free = self._chunk(max(num_bytes, _CHUNK_BYTES))
+        taken, self._free = self._free[:num_bytes], self._free[num_bytes:]
+        return taken[: num_elements * dtype.itemsize].view(dtype)
+
+    def _chunk(self, num_bytes: int) -> torch.Tensor:
+        whole = torch.empty(num_bytes + _HUGE_PAGE_BYTES, dtype=torch.uint8)
+        begin = -whole.data_ptr() % _HUGE_PAGE_BYTES
+        chunk = whole[begin : begin + num_bytes]
+        advise = getattr(ctypes.CDLL(None), "madvise", None)
+        if sys.platform == "linux" and advise is not None:
+            whole_pages = num_bytes // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
+            advise(ctypes.c_void_p(chunk.data_ptr()), ctypes.c_size_t(whole_pages), _MADV_HUGEPAGE)
+        return chunk
 
 
 class Library:
@@ -72,9 +105,10 @@ class Library:
         self._pack.restype = None
         loaded.trimaran_launch_bytes.restype = ctypes.c_int64
         assert loaded.trimaran_launch_bytes() == ctypes.sizeof(Launch), "the launch struct differs from the source's"
-        self._num_threads = num_threads
+        self.num_threads = num_threads
         self._sizes = (ctypes.c_int64 * 2)()
         self._recording: Recording | None = None
+        self._arena = HugePageArena()
 
     def launch(
         self,
@@ -84,8 +118,11 @@ class Library:
         num_tokens: int,
         num_sequences: int = 0,
         real: float = 0.0,
+        is_small: bool = False,
     ) -> None:
-        """Run one kernel now, or add it to the recording under way."""
+        """Run one kernel now, or add it to the recording under way. A small one runs on this thread: waking others
+        costs more.
+        """
         launch = Launch(kernel)
         for index, tensor in enumerate(tensors):
             launch.pointers[index] = None if tensor is None else tensor.data_ptr()
@@ -94,14 +131,20 @@ class Library:
         if self._recording is not None:
             self._recording.add(launch, tensors)
             return
-        self.execute(ctypes.byref(launch), 1, num_tokens, num_sequences, None)
+        self.execute(ctypes.byref(launch), 1, num_tokens, num_sequences, None, 1 if is_small else self.num_threads)
 
     def execute(
-        self, launches: Any, count: int, num_tokens: int, num_sequences: int, progress: ctypes.c_int64 | None
+        self,
+        launches: Any,
+        count: int,
+        num_tokens: int,
+        num_sequences: int,
+        progress: ctypes.c_int64 | None,
+        num_threads: int,
     ) -> None:
         self._sizes[0], self._sizes[1] = num_tokens, num_sequences
         counter = None if progress is None else ctypes.addressof(progress)
-        self._run(launches, count, self._sizes, self._num_threads, counter)
+        self._run(launches, count, self._sizes, num_threads, counter)
 
     @contextmanager
     def record(self) -> Iterator[Recording]:
@@ -117,7 +160,7 @@ class Library:
         """The weight in the layout `linear` reads, as a flat tensor."""
         num_outputs, num_inputs = weight_NK.shape
         assert weight_NK.stride(1) == 1
-        packed = torch.empty(self._packed_elements(num_outputs, num_inputs), dtype=weight_NK.dtype)
+        packed = self._arena.take(self._packed_elements(num_outputs, num_inputs), weight_NK.dtype)
         self._pack(
             packed.data_ptr(),
             weight_NK.data_ptr(),
@@ -133,8 +176,8 @@ _opened: dict[int, Library] = {}
 
 
 def open_library(cache_dir: Path | None, num_threads: int, warn: Callable[[str], None]) -> Library:
-    """The library for this machine, built when needed; one per number of threads and process. A cached file that does not
-    load is built again, with a warning. Raises BuildFailed, OSError.
+    """The library for this machine, built when needed; one per number of threads and process. A cached file that
+    does not load is built again, with a warning. Raises BuildFailed, OSError.
     """
     if num_threads not in _opened:
         path = ensure_library(cache_dir, warn)

@@ -53,7 +53,7 @@ def _decode(
     # Slots past the end may hold anything, even a NaN, and 0 * NaN is NaN: they are cleared.
     values = values.masked_fill(~mask_NL[:, None, :, None], 0)
     group = q_NHD.shape[1] // k_cache.shape[2]
-    q = q_NHD.unflatten(1, (-1, group))
+    q = q_NHD.view(q_NHD.shape[0], -1, group, q_NHD.shape[2])
     return scaled_dot_product_attention(q, keys, values, attn_mask=mask_NL[:, None, None, :], scale=scale).flatten(1, 2)
 
 

@@ -1,7 +1,7 @@
 """Attention over the paged cache, prefill chunks and decodes mixed.
 
-T query tokens of all sequences, N sequences, H query heads, G key/value heads, D head size, B blocks, S slots per block,
-M blocks per table row.
+T query tokens of all sequences, N sequences, H query heads, G key/value heads, D head size, B blocks, S slots per
+block, M blocks per table row.
 """
 
 import torch
@@ -20,9 +20,10 @@ def paged_attention(
 ) -> None:
     """Causal attention of each sequence's queries over its cached keys and values.
 
-    Sequence n owns queries query_starts[n] to query_starts[n + 1]; they are its last positions, so its first query stands
-    at kv_lengths[n] minus their number. A query at position p sees positions max(0, p - window + 1) to p; window 0 means
-    all. Consecutive groups of H / G query heads share a key/value head. Softmax in float32.
+    Sequence n owns queries query_starts[n] to query_starts[n + 1]; they are its last positions, so its first query
+    stands
+    at kv_lengths[n] minus their number. A query at position p sees positions max(0, p - window + 1) to p; window 0
+    means all. Consecutive groups of H / G query heads share a key/value head. Softmax in float32.
     """
     starts, lengths = query_starts_N1.tolist(), kv_lengths_N.tolist()
     for row, length in enumerate(lengths):

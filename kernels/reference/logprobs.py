@@ -12,7 +12,8 @@ def token_logprobs(
     tokens_R: torch.Tensor,
     vocab_size: int,
 ) -> None:
-    """Of each row's token: its log probability among ids below vocab_size, its rank (1 is the most likely; equals share the
+    """Of each row's token: its log probability among ids below vocab_size, its rank (1 is the most likely; equals
+    share the
     best rank), and the K most likely ids with theirs, most likely first. A negative token (broken row) counts as id 0.
     """
     all_RV = logits_RV[:, :vocab_size].float().log_softmax(-1)

@@ -14,8 +14,8 @@ def apply_penalties(
 ) -> None:
     """Change, in place, the rows of logits that `rows` names.
 
-    Repetition divides positive and multiplies negative logits of ids seen in prompt or output; frequency subtracts itself
-    times the output count; presence subtracts itself once from ids in the output.
+    Repetition divides positive and multiplies negative logits of ids seen in prompt or output; frequency subtracts
+    itself times the output count; presence subtracts itself once from ids in the output.
     """
     rows = rows_P.long()
     logits_PV = logits_RV[rows]

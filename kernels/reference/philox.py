@@ -1,7 +1,7 @@
 """The random draw: one uniform number per (seed, choice index, position), whatever else is in the batch.
 
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). This file defines a draw; every other
-implementation must give the same bits.
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). This file defines a draw;
+every other implementation must give the same bits.
 """
 
 import torch
@@ -31,7 +31,9 @@ def _multiplied(word_R: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, to
 
 
 def uniform_draw(seeds_R: torch.Tensor, choices_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
-    """One float64 in [0, 1) per row, of 53 random bits. `positions` is the index of the token drawn, in its sequence."""
+    """One float64 in [0, 1) per row, of 53 random bits. `positions` is the index of the token drawn, in its
+    sequence.
+    """
     seeds, choices, positions = seeds_R.long(), choices_R.long(), positions_R.long()
     zeros = torch.zeros_like(positions)
     counters_R4 = torch.stack((positions & _WORD, choices & _WORD, zeros, zeros), dim=-1)

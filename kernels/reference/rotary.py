@@ -22,11 +22,13 @@ def rotary_and_kv_write(
     eps: float,
 ) -> None:
     """Split qkv (E = (H + 2G) D) into heads, normalise q and k per head where norms are given, rotate both, write the
-    rotated queries to q and the keys and values to their slots of the cache. cos_sin holds cosines, then sines (float32).
+    rotated queries to q and the keys and values to their slots of the cache. cos_sin holds cosines, then sines
+    (float32).
     """
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads = k_cache_BSGD.shape[2]
-    q_in, k_in, v_in = qkv_TE.view(num_tokens, -1, head_dim).split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    sizes = [num_heads, num_kv_heads, num_kv_heads]
+    q_in, k_in, v_in = torch.split(qkv_TE.view(num_tokens, -1, head_dim), sizes, dim=1)
     q_in, k_in = _normed(q_in, q_norm_D, eps), _normed(k_in, k_norm_D, eps)
     cos_TR, sin_TR = cos_sin_PR[positions_T.long()].chunk(2, dim=-1)
     q_THD.copy_(_rotated(q_in, cos_TR, sin_TR))

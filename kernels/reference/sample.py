@@ -32,8 +32,10 @@ def sample(
 ) -> None:
     """Draw one id below vocab_size per row.
 
-    Logits are divided by the temperature, then kept: the top_k largest (0: all); of their probabilities, the smallest set
-    from the largest down whose sum reaches top_p; of these, the ones of at least min_p times the largest. Entries equal to
+    Logits are divided by the temperature, then kept: the top_k largest (0: all); of their probabilities, the
+    smallest set
+    from the largest down whose sum reaches top_p; of these, the ones of at least min_p times the largest. Entries
+    equal to
     the last one kept are kept too. The token is the first in id order whose running sum of kept probabilities (float64)
     exceeds draw * sum. Greedy rows and broken rows as in `greedy_sample`.
     """
