@@ -490,8 +490,9 @@ class Supervisor(Actor):
         if child is not self._core or message.generation != self.generation or self._unready_since_s is None:
             return
         now = time.monotonic()
-        for line in message.lines:
-            self._progress.line(line)
+        if self.generation == 1:  # a restart decides nothing anew
+            for line in message.lines:
+                self._progress.line(line)
         self._progress.finish()
         again = "" if self.generation == 1 else " again"
         self._progress.line(f"Ready{again} after {now - self._unready_since_s:.2f} s: {self._birth.served_model_name}.")
