@@ -257,7 +257,8 @@ class Supervisor(Actor):
 
     async def _drain(self) -> None:
         timeout_s = self.options.drain_timeout
-        self._progress.line(f"Draining: no new requests; live ones have {timeout_s:g} s. A second signal ends at once.")
+        if self._frontends:
+            self._progress.line(f"Draining: live requests have {timeout_s:g} s to end. A second signal ends at once.")
         self._tell_frontends(Drain(timeout_s))
         done = await self._wait_for(
             lambda: all(place.is_drained or place.child is None for place in self._frontends), timeout_s
