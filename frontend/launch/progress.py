@@ -50,37 +50,41 @@ class SilentProgress:
 
 
 class PlainProgress:
-    """A line when a phase begins to take time or ends, and at least every ten seconds."""
+    """A line for each phase that ends or takes longer than a second, and one at least every ten seconds."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], Phase] = {}
+        self._announced: set[tuple[str, str]] = set()
         self._said_s = time.monotonic()
 
     def phase(self, phase: Phase, elapsed_s: float) -> None:
         key = (phase.process, phase.name)
-        if phase.took_s is not None:
-            self._running.pop(key, None)
-            self._say(f"[{elapsed_s:6.1f} s] {described(phase)}: {phase.took_s:.2f} s")
-        else:
-            if key not in self._running:
-                self._say(f"[{elapsed_s:6.1f} s] {described(phase)} ...")
+        if phase.took_s is None:
             self._running[key] = phase
+            return
+        self._running.pop(key, None)
+        self._announced.discard(key)
+        self._say(elapsed_s, f"{described(phase)}: {phase.took_s:.2f} s")
 
     def line(self, text: str) -> None:
-        self._say(text)
+        self._said_s = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
 
     def tick(self, elapsed_s: float) -> None:
-        if time.monotonic() - self._said_s < QUIET_LIMIT_S - 1.0:
-            return
-        running = [described(phase) + _percent(phase) for phase in self._running.values()]
-        self._say(f"[{elapsed_s:6.1f} s] still: {', '.join(running) or 'starting'}")
+        for key, phase in self._running.items():
+            if key not in self._announced:
+                self._announced.add(key)
+                self._say(elapsed_s, f"{described(phase)} ...")
+        if time.monotonic() - self._said_s >= QUIET_LIMIT_S - 1.0:
+            running = [described(phase) + _percent(phase) for phase in self._running.values()]
+            self._say(elapsed_s, f"still: {', '.join(running) or 'starting'}")
 
     def finish(self) -> None:
         self._running.clear()
+        self._announced.clear()
 
-    def _say(self, text: str) -> None:
-        self._said_s = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
+    def _say(self, elapsed_s: float, text: str) -> None:
+        self.line(f"[{elapsed_s:6.1f} s] {text}")
 
 
 class TerminalProgress:

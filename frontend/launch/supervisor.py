@@ -257,7 +257,8 @@ class Supervisor(Actor):
 
     async def _drain(self) -> None:
         timeout_s = self.options.drain_timeout
-        self._progress.line(f"Draining: no new requests; live ones have {timeout_s:g} s. A second signal ends at once.")
+        if self._frontends:
+            self._progress.line(f"Draining: live requests have {timeout_s:g} s to end. A second signal ends at once.")
         self._tell_frontends(Drain(timeout_s))
         done = await self._wait_for(
             lambda: all(place.is_drained or place.child is None for place in self._frontends), timeout_s
@@ -490,8 +491,9 @@ class Supervisor(Actor):
         if child is not self._core or message.generation != self.generation or self._unready_since_s is None:
             return
         now = time.monotonic()
-        for line in message.lines:
-            self._progress.line(line)
+        if self.generation == 1:  # a restart decides nothing anew
+            for line in message.lines:
+                self._progress.line(line)
         self._progress.finish()
         again = "" if self.generation == 1 else " again"
         self._progress.line(f"Ready{again} after {now - self._unready_since_s:.2f} s: {self._birth.served_model_name}.")

@@ -66,7 +66,9 @@ def main() -> int:
             original = apply(tree, broken)
             passed, _ = run_tests(tree, broken.tests)
             (tree / broken.file).write_text(original)
-            print(f"{'SURVIVED' if passed else 'caught':<9}{broken.name} ({time.monotonic() - began:.1f} s)", flush=True)
+            print(
+                f"{'SURVIVED' if passed else 'caught':<9}{broken.name} ({time.monotonic() - began:.1f} s)", flush=True
+            )
             if passed:
                 survived.append(broken.name)
     print(f"{len(chosen) - len(survived)} passed, {len(survived)} failed")
