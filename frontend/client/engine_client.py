@@ -82,6 +82,7 @@ class EngineClient(Actor):
         self._phase: PhaseNotice | None = None
         self._phase_s = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._was_ready = asyncio.Event()
 
     async def open(self) -> None:
         """Connect; the core may not be there yet."""
@@ -160,6 +161,10 @@ class EngineClient(Actor):
         for query in self._queries.values():
             if not query.done():
                 query.set_exception(EngineUnavailable("the engine core was lost", 1.0))
+
+    async def wait_ready(self) -> None:
+        """Until the core has said for the first time that it is ready."""
+        await self._was_ready.wait()
 
     # Requests.
 
@@ -298,6 +303,7 @@ class EngineClient(Actor):
         self._state, self._state_s = state, time.monotonic()
         if state.ready:
             self._phase = None
+            self._was_ready.set()
 
     def _receive_rejection(self, message: Rejected) -> None:
         generation = self._live.pop(message.request_id, None)

@@ -44,7 +44,7 @@ class App:
         }
         self._starlette = Starlette(
             routes=[*StateRoutes(serving).routes(), *TokenRoutes(serving).routes()],
-            exception_handlers={HTTPException: _http_error} | dict.fromkeys(_CONDITIONS, _condition_error),  # type: ignore[arg-type]
+            exception_handlers={HTTPException: _http_error} | dict.fromkeys(_CONDITIONS, _condition_error),
         )
         self._starlette.router.redirect_slashes = False
 
@@ -72,11 +72,8 @@ class App:
         elif scope["method"] != "POST":
             raise ApiError(405, f"{scope['path']} takes POST only", headers=((b"allow", b"POST"),))
         else:
-            self._serving.num_generating += 1
-            try:
+            with self._serving.generating():
                 await route(scope, receive, exchange.send, exchange.headers)
-            finally:
-                self._serving.num_generating -= 1
 
     async def _answer_error(self, exchange: "_Exchange", error: Exception) -> None:
         answer = api_error(error)

@@ -156,16 +156,14 @@ class Frontend(Actor):
         self._serving.model_known(message.directory, message.root, text)
 
     async def _drain(self) -> None:
-        while self._serving.num_generating:
-            await asyncio.sleep(0.02)
+        await self._serving.idle.wait()
         self._link.send(Drained())
 
     async def _end(self) -> None:
         self._client.fail_all(RequestFailed(FailKind.SHUTDOWN, "the server is shutting down"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ORDERLY_END_S):
-                while self._serving.statistics.num_open:
-                    await asyncio.sleep(0.01)
+                await self._serving.idle.wait()
         self._server.stop()  # type: ignore[no-untyped-call]
         self.stop()
 

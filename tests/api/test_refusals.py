@@ -95,7 +95,18 @@ def test_v2_tiny_temperature_is_greedy(served: Served) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"nul", b'"text"', b"[]", b"5", b"\xff\xfe", b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b"[" * 9999],
+    [
+        b"",
+        b"{",
+        b"nul",
+        b'"text"',
+        b"[]",
+        b"5",
+        b"\xff\xfe",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b"[" * 9999,
+    ],
 )
 def test_malformed_json(served: Served, body: bytes) -> None:
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
@@ -209,9 +220,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("field", UNSUPPORTED)
 def test_unsupported_fields_are_refused_by_name(served: Served, field: str) -> None:
-    error = check_refused(
-        served.http.post("/v1/chat/completions", json={**CHAT, field: UNSUPPORTED[field]}), field
-    )
+    error = check_refused(served.http.post("/v1/chat/completions", json={**CHAT, field: UNSUPPORTED[field]}), field)
     assert field in error["message"]
 
 
