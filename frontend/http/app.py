@@ -5,6 +5,7 @@ Generating routes are raw ASGI (their streams are pushed from the batch callback
 
 import logging
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 
@@ -62,6 +63,8 @@ class App:
             await self._answer_error(exchange, error)
         finally:
             self._statistics.closed(scope["method"], self._route(scope), exchange.status)
+            if self._serving.configuration.log_requests:
+                exchange.log(scope)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: "_Exchange") -> None:
         self._access.check(scope)
@@ -99,7 +102,7 @@ class App:
 class _Exchange:
     """One request's answer on its way: its id, its status, whether it began."""
 
-    __slots__ = ("_send", "headers", "id", "is_started", "status")
+    __slots__ = ("_began_s", "_send", "headers", "id", "is_started", "status")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
@@ -108,6 +111,13 @@ class _Exchange:
         self.headers: Headers = [(b"x-request-id", self.id)]
         self.status = 0
         self.is_started = False
+        self._began_s = time.monotonic()
+
+    def log(self, scope: Scope) -> None:
+        """One line when the request is over; status 0: the client left before its answer began."""
+        took_s = time.monotonic() - self._began_s
+        name = self.id.decode()
+        log.info("%s %s %d %.3f s, request %s", scope["method"], scope["path"], self.status, took_s, name)
 
     def send(self, event: Event) -> Awaitable[None]:
         """Not a coroutine: a pushed send must be the server's own awaitable."""
