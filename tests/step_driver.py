@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from trimaran.device_workers.boot import describe, open_engine
 from trimaran.device_workers.execution.contract import LoadFacts, StepEngine
 from trimaran.ipc.configuration import WorkerConfiguration

@@ -90,6 +90,8 @@ class App:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._serving.limits.max_header_bytes or len(scope["headers"]) > _MAX_HEADERS:
             raise ApiError(431, "the request's headers are too large")
+        if header(scope, b"content-length") is not None and header(scope, b"transfer-encoding") is not None:
+            raise ApiError(400, "Content-Length and Transfer-Encoding contradict each other; send one of them")
 
     def _route(self, scope: Scope) -> str:
         """A bounded set of names, whatever clients ask for."""

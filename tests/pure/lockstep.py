@@ -3,6 +3,7 @@
 from collections import deque
 
 import numpy as np
+
 from trimaran.engine_core.engine import Engine
 from trimaran.engine_core.request import Request
 from trimaran.engine_core.statistics import Statistics

@@ -5,6 +5,7 @@ early or not yet computed gives a wrong token, and a plan that breaks the protoc
 """
 
 import numpy as np
+
 from trimaran.ipc.plan import ResultFlag, StepPlan, StepResult, WorkFlag, hash_tokens
 
 _MASK = (1 << 61) - 1

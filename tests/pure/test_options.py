@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+
 from trimaran.frontend.launch.options import (
     ABOUT,
     OptionError,

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from trimaran.tests.pure.lockstep import VOCAB, Lockstep, words
 from trimaran.tests.pure.oracle_worker import expected_tokens
 
