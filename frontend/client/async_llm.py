@@ -162,8 +162,7 @@ class AsyncLLM:
         await asyncio.sleep(0)  # the client opens its channel
         self._client.core_started(incarnation)
         await host.wait_ready()
-        while not self._client.readiness().ready:
-            await asyncio.sleep(0.01)
+        await self._client.wait_ready()
 
     def _heard(self, message: ToChild) -> None:
         match message:

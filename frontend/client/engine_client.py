@@ -47,7 +47,7 @@ from .readiness import Readiness
 from .refusals import EngineUnavailable, RequestFailed, RequestRefused
 from .sampling import TokenRoom, check_prompt, settle
 
-_HELLO_EVERY_S = 0.2
+_HELLO_EVERY_S = 0.5
 _STALE_AFTER_S = 5.0  # five heartbeats
 _QUERY_LIMIT_S = 2.0
 
@@ -82,6 +82,7 @@ class EngineClient(Actor):
         self._phase: PhaseNotice | None = None
         self._phase_s = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._was_ready = asyncio.Event()
 
     async def open(self) -> None:
         """Connect; the core may not be there yet."""
@@ -119,8 +120,8 @@ class EngineClient(Actor):
         state = self._state
         if state is None or state.incarnation <= self._lost_incarnation:
             return self._unready("no engine core is connected")
-        age_s = time.monotonic() - self._state_s
-        if age_s > self._stale_after_s:
+        if not self._is_fresh():
+            age_s = time.monotonic() - self._state_s
             return Readiness(ready=False, reason=f"the engine core has been silent for {age_s:.1f} s")
         if state.draining:
             return Readiness(ready=False, reason="the server is draining", retry_after_s=state.retry_after_s)
@@ -129,6 +130,9 @@ class EngineClient(Actor):
         if state.limits is None:
             return self._unready("the engine has not settled its limits", state.retry_after_s)
         return Readiness(ready=True)
+
+    def _is_fresh(self) -> bool:
+        return self._state is not None and time.monotonic() - self._state_s <= self._stale_after_s
 
     def _unready(self, reason: str, retry_after_s: float = 1.0) -> Readiness:
         notice = self._phase
@@ -160,6 +164,10 @@ class EngineClient(Actor):
         for query in self._queries.values():
             if not query.done():
                 query.set_exception(EngineUnavailable("the engine core was lost", 1.0))
+
+    async def wait_ready(self) -> None:
+        """Until the core has said for the first time that it is ready."""
+        await self._was_ready.wait()
 
     # Requests.
 
@@ -233,8 +241,9 @@ class EngineClient(Actor):
         await self._ask(ResetPrefixCache)
 
     def report(self, families: tuple[MetricFamily, ...]) -> None:
-        """Push this frontend's own metrics."""
-        self._channel.send(Report(self._index, self._incarnation, families))
+        """Push this frontend's own metrics; not into the queue of a core that is not there."""
+        if self._is_fresh():
+            self._channel.send(Report(self._index, self._incarnation, families))
 
     async def _ask(self, kind: type[MetricsRequest] | type[InfoRequest] | type[ResetPrefixCache]) -> Any:
         query_id = next(self._query_ids)
@@ -298,6 +307,7 @@ class EngineClient(Actor):
         self._state, self._state_s = state, time.monotonic()
         if state.ready:
             self._phase = None
+            self._was_ready.set()
 
     def _receive_rejection(self, message: Rejected) -> None:
         generation = self._live.pop(message.request_id, None)

@@ -27,8 +27,18 @@ class LLM:
     of this one; it ends with `close`, with the `with` block, or with this process.
     """
 
-    def __init__(self, model: str = "", *, host: OpenHost | None = None, **options: object) -> None:
-        self._engine = AsyncLLM(model, host=host, **options)
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        host: OpenHost | None = None,
+        chat_template: str | None = None,
+        generation_defaults: bool = True,
+        **options: object,
+    ) -> None:
+        self._engine = AsyncLLM(
+            model, host=host, chat_template=chat_template, generation_defaults=generation_defaults, **options
+        )
         self._loop = uvloop.new_event_loop()
         self._closing: asyncio.Event | None = None
         started: Future[None] = Future()

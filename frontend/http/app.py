@@ -5,6 +5,7 @@ Generating routes are raw ASGI (their streams are pushed from the batch callback
 
 import logging
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 
@@ -44,7 +45,7 @@ class App:
         }
         self._starlette = Starlette(
             routes=[*StateRoutes(serving).routes(), *TokenRoutes(serving).routes()],
-            exception_handlers={HTTPException: _http_error} | dict.fromkeys(_CONDITIONS, _condition_error),  # type: ignore[arg-type]
+            exception_handlers={HTTPException: _http_error} | dict.fromkeys(_CONDITIONS, _condition_error),
         )
         self._starlette.router.redirect_slashes = False
 
@@ -62,6 +63,8 @@ class App:
             await self._answer_error(exchange, error)
         finally:
             self._statistics.closed(scope["method"], self._route(scope), exchange.status)
+            if self._serving.configuration.log_requests:
+                exchange.log(scope)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: "_Exchange") -> None:
         self._access.check(scope)
@@ -72,11 +75,8 @@ class App:
         elif scope["method"] != "POST":
             raise ApiError(405, f"{scope['path']} takes POST only", headers=((b"allow", b"POST"),))
         else:
-            self._serving.num_generating += 1
-            try:
+            with self._serving.generating():
                 await route(scope, receive, exchange.send, exchange.headers)
-            finally:
-                self._serving.num_generating -= 1
 
     async def _answer_error(self, exchange: "_Exchange", error: Exception) -> None:
         answer = api_error(error)
@@ -90,6 +90,8 @@ class App:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._serving.limits.max_header_bytes or len(scope["headers"]) > _MAX_HEADERS:
             raise ApiError(431, "the request's headers are too large")
+        if header(scope, b"content-length") is not None and header(scope, b"transfer-encoding") is not None:
+            raise ApiError(400, "Content-Length and Transfer-Encoding contradict each other; send one of them")
 
     def _route(self, scope: Scope) -> str:
         """A bounded set of names, whatever clients ask for."""
@@ -102,7 +104,7 @@ class App:
 class _Exchange:
     """One request's answer on its way: its id, its status, whether it began."""
 
-    __slots__ = ("_send", "headers", "id", "is_started", "status")
+    __slots__ = ("_began_s", "_send", "headers", "id", "is_started", "status")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
@@ -111,6 +113,13 @@ class _Exchange:
         self.headers: Headers = [(b"x-request-id", self.id)]
         self.status = 0
         self.is_started = False
+        self._began_s = time.monotonic()
+
+    def log(self, scope: Scope) -> None:
+        """One line when the request is over; status 0: the client left before its answer began."""
+        took_s = time.monotonic() - self._began_s
+        name = self.id.decode()
+        log.info("%s %s %d %.3f s, request %s", scope["method"], scope["path"], self.status, took_s, name)
 
     def send(self, event: Event) -> Awaitable[None]:
         """Not a coroutine: a pushed send must be the server's own awaitable."""

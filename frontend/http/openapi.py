@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ...ipc.configuration import RequestLimits
 from .schema.chat import ChatCompletion, ChatRequest
 from .schema.completions import Completion, CompletionRequest
 from .schema.errors import ErrorResponse
+from .schema.generation import INT32_MAX
 from .schema.models import Health, Model, ModelList, Ready, Version
 from .schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .schema.unsupported import CHAT, COMPLETIONS, GENERATION
@@ -83,8 +85,8 @@ _OPERATIONS = (
 )
 
 
-def document(version: str) -> dict[str, Any]:
-    """OpenAPI 3.1, as builtins."""
+def document(version: str, limits: RequestLimits, *, trusts_templates: bool) -> dict[str, Any]:
+    """OpenAPI 3.1, as builtins, with this server's limits."""
     types = {
         kind
         for operation in _OPERATIONS
@@ -94,6 +96,11 @@ def document(version: str) -> dict[str, Any]:
     ordered = sorted(types, key=lambda kind: kind.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=_TEMPLATE)
     _mark_unsupported(components)
+    _mark_limits(components, limits)
+    _mark_inputs(components)
+    if not trusts_templates:
+        for kind in ("ChatRequest", "TokenizeRequest"):
+            components[kind]["properties"]["chat_template"] = {"type": "null"}
     paths: dict[str, dict[str, Any]] = {}
     for operation in _OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
@@ -152,3 +159,55 @@ def _mark_unsupported(components: dict[str, Any]) -> None:
         properties = components[kind]["properties"]
         for name, harmless in ((name, harmless) for table in fields for name, harmless in table.items()):
             properties[name] = {"enum": [None, *harmless], "description": "Not supported yet; refused otherwise."}
+
+
+_NUMBERS = {"n": "max_n", "logprobs": "max_logprobs", "top_logprobs": "max_logprobs", "prompt_logprobs": "max_logprobs"}
+_LENGTHS = {
+    "stop": ("maxItems", "max_stop_strings"),
+    "stop_token_ids": ("maxItems", "max_stop_token_ids"),
+    "logit_bias": ("maxProperties", "max_logit_bias"),
+}
+_PART_TYPES = ["text", "input_text", "output_text", "refusal"]
+
+
+def _mark_limits(components: dict[str, Any], limits: RequestLimits) -> None:
+    """The bounds that are options, and what messages may hold."""
+    for kind in ("ChatRequest", "CompletionRequest"):
+        properties = components[kind]["properties"]
+        for name, option in _NUMBERS.items():
+            for choice in properties.get(name, {}).get("anyOf", ()):
+                if choice["type"] == "integer":
+                    choice["maximum"] = getattr(limits, option)
+        for name, (keyword, option) in _LENGTHS.items():
+            for choice in properties[name]["anyOf"]:
+                if choice["type"] in ("array", "object"):
+                    choice[keyword] = getattr(limits, option)
+
+
+def _mark_inputs(components: dict[str, Any]) -> None:
+    """What the handlers check beyond types."""
+    token = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
+    tokens = {"type": "array", "items": token, "minItems": 1}
+    text = {"type": "string", "minLength": 1}
+    components["ContentPart"] |= {"required": ["type", "text"]}
+    components["ContentPart"]["properties"] |= {"type": {"enum": _PART_TYPES}, "text": {"type": "string"}}
+    components["ChatMessage"]["properties"]["content"] = {
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": _TEMPLATE.format(name="ContentPart")}}],
+        "description": "May be null in an assistant's message.",
+    }
+    components["ChatMessage"]["required"] = ["role", "content"]
+    components["CompletionRequest"]["properties"]["prompt"] = {
+        "anyOf": [
+            text,
+            {"type": "array", "items": text, "minItems": 1},
+            tokens,
+            {"type": "array", "items": tokens, "minItems": 1},
+        ]
+    }
+    components["DetokenizeRequest"]["properties"]["tokens"] = {"type": "array", "items": token}
+    tokenize = components["TokenizeRequest"]
+    messages = {"type": "array", "items": {"$ref": _TEMPLATE.format(name="ChatMessage")}, "minItems": 1}
+    tokenize["anyOf"] = [
+        {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
+        {"required": ["messages"], "properties": {"messages": messages, "prompt": {"type": "null"}}},
+    ]

@@ -43,6 +43,7 @@ _BACKLOG = 4096  # connections; the server's own default stops answering, /healt
 _HEADER_READ_TIMEOUT_MS = 30_000
 _REPORT_EVERY_S = 1.0
 _ORDERLY_END_S = 3.0  # for error events to reach clients that read
+_LISTENER_END_S = 1.0
 
 log = logging.getLogger("trimaran.frontend")
 
@@ -84,7 +85,7 @@ class Frontend(Actor):
         """Serve at once."""
         self.start_task(self._client.run(), "engine client")
         await asyncio.sleep(0)  # the client opens its channel
-        self.start_task(self._serve(), "http server")
+        self._http = self.start_task(self._serve(), "http server")
         self.start_task(self._announce(), "announce the port")
         self.start_task(self._report(), "push statistics")
         self._link.open(self._receive, self.stop)
@@ -156,17 +157,16 @@ class Frontend(Actor):
         self._serving.model_known(message.directory, message.root, text)
 
     async def _drain(self) -> None:
-        while self._serving.num_generating:
-            await asyncio.sleep(0.02)
+        await self._serving.idle.wait()
         self._link.send(Drained())
 
     async def _end(self) -> None:
         self._client.fail_all(RequestFailed(FailKind.SHUTDOWN, "the server is shutting down"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ORDERLY_END_S):
-                while self._serving.statistics.num_open:
-                    await asyncio.sleep(0.01)
+                await self._serving.idle.wait()
         self._server.stop()  # type: ignore[no-untyped-call]
+        await asyncio.wait([self._http], timeout=_LISTENER_END_S)  # it waits for clients without a limit of its own
         self.stop()
 
 

@@ -1,7 +1,10 @@
 """What all handlers share: the engine client, the served model once known, and whether requests are taken."""
 
+import asyncio
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -36,7 +39,21 @@ class Serving:
         self.text_work = TextWork()
         self.model: ServedModel | None = None
         self.is_draining = False
-        self.num_generating = 0  # requests that make tokens, which a drain waits for
+        self.idle = asyncio.Event()  # no request makes tokens: what a drain waits for
+        self.idle.set()
+        self._num_generating = 0
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Around a request that makes tokens."""
+        self._num_generating += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self._num_generating -= 1
+            if self._num_generating == 0:
+                self.idle.set()
 
     def model_known(self, directory: str, root: str, text: ModelText) -> None:
         """From now on requests can be read."""

@@ -14,11 +14,6 @@ class Statistics:
         self._num_slow_readers = 0
         self._num_open = 0
 
-    @property
-    def num_open(self) -> int:
-        """Requests being answered, of every route."""
-        return self._num_open
-
     def opened(self) -> None:
         """A request came."""
         self._num_open += 1

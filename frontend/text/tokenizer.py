@@ -45,7 +45,6 @@ class Tokenizer:
 
     def __init__(self, fast: FastTokenizer, source: dict[str, Any], config: dict[str, Any]) -> None:
         self._fast = fast
-        self._source = source
         self._guarded: FastTokenizer | None = None
         self.special_texts = SpecialTexts(_special_texts(config))
         self.vocab_size: int = max(fast.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -154,7 +153,9 @@ class Tokenizer:
 
     def _guarded_fast(self) -> FastTokenizer:
         if self._guarded is None:
-            self._guarded = FastTokenizer.from_str(json.dumps(_renamed(self._source, self._guard_names)))
+            self._guarded = FastTokenizer.from_str(
+                json.dumps(_renamed(json.loads(self._fast.to_str()), self._guard_names))
+            )
             self._guarded.no_padding()
             self._guarded.no_truncation()
         return self._guarded

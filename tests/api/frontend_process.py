@@ -5,6 +5,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,14 @@ class FrontendProcess:
             served_model_name=options.pop("served_model_name", "test-model"),
             **options,
         )
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.link, theirs = create_control_link()
         self._death, self._death_write = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trimaran.frontend.http.process", *child_arguments(theirs.fileno(), self._death)],
             pass_fds=(theirs.fileno(), self._death),
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            stderr=self._log,
         )
         theirs.close()
         os.close(self._death)
@@ -80,10 +83,13 @@ class FrontendProcess:
             time.sleep(0.02)
         return self
 
-    def stop(self) -> int:
-        """End it, whatever state it is in."""
+    def stop(self) -> None:
+        """End it, whatever state it is in. Nothing may have gone wrong in it."""
         self.process.kill()
-        code = self.process.wait(5)
+        self.process.wait(5)
         os.close(self._death_write)
         self.link.close()
-        return code
+        self._log.seek(0)
+        said = self._log.read().decode()
+        self._log.close()
+        assert "Traceback" not in said, said

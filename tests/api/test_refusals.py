@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 from typing import Any
 
@@ -339,6 +340,30 @@ def test_x7_headers_and_bodies_are_bounded(served: Served) -> None:
     for answer in refused:
         assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), answer[:100]
     assert memory.memory_info().rss - before < 50 << 20
+
+
+def test_x7_two_lengths_are_refused(served: Served) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    answer = raw(served, head + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+def test_p3_many_short_prompts_do_not_hold_the_loop(served: Served) -> None:
+    """Encoded together in a thread: the frontend answers others meanwhile."""
+    prompts = [f"{index} " + "a few words " * 60 for index in range(1500)]
+    took: list[float] = []
+    sender = threading.Thread(
+        target=lambda: httpx.post(
+            f"{served.frontend.url}/v1/completions", json={"prompt": prompts, "max_tokens": 1}, timeout=60
+        )
+    )
+    sender.start()
+    while sender.is_alive():
+        began_s = time.monotonic()
+        served.http.get("/health")
+        took.append(time.monotonic() - began_s)
+    assert len(served.core.submits) == 1500
+    assert max(took) < 0.3, max(took)
 
 
 def test_x5_api_keys(served: Served, model_directory: Any) -> None:

@@ -1,6 +1,5 @@
 """The text side of a frontend, against the reference library. Rows L3, L4, S1, S2, X2."""
 
-import os
 import time
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from trimaran.frontend.text.template import ChatTemplate, TemplateRefusal
 from trimaran.frontend.text.tokenizer import Tokenizer
 from trimaran.tests.pure import vocabularies
 
-SMOL = Path(os.environ.get("TRIMARAN_TEST_MODEL", "/nonexistent"))
 TEXTS = [
     "Hello",
     "What is the capital of France?",
@@ -230,9 +228,9 @@ def test_continue_final_message_equals_the_reference(directory: Path) -> None:
         assert ours.tokenizer.encode_rendered(rendered) == want
 
 
-@pytest.mark.skipif(not SMOL.is_dir(), reason="no converted SmolLM2 on this machine")
-def test_smollm2_ids_and_ends() -> None:
-    theirs, ours = reference(SMOL), ModelText.load(SMOL)
+@pytest.mark.model
+def test_smollm2_ids_and_ends(demo_folder: Path) -> None:
+    theirs, ours = reference(demo_folder), ModelText.load(demo_folder)
     assert ours.template is not None
     for chat in CHATS + SYSTEM_CHATS:
         want = theirs.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)

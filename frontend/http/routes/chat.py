@@ -28,6 +28,8 @@ from ..serving import ServedModel, Serving, new_id
 from .generating import run_stream, run_whole
 from .logprobs import LogprobForms
 
+_MESSAGE_COST = 64  # characters: what rendering a message costs beside its text
+
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
 
@@ -73,7 +75,7 @@ async def chat_prompt(serving: Serving, request: ChatInput, model: ServedModel) 
     """The token ids of a conversation. Raises RequestRefused, TemplateRefusal."""
     _check_template_fields(serving, request)
     messages = [_template_message(index, message) for index, message in enumerate(request.messages)]
-    size = sum(len(message.get("content") or "") for message in messages)
+    size = sum(len(message["content"]) + _MESSAGE_COST for message in messages)
 
     def work() -> list[int]:
         template = _template(request, model)

@@ -84,15 +84,18 @@ class CompletionsRoute:
                 param="prompt",
             )
         adds_special = request.add_special_tokens is not False
-        prompts: list[Prompt] = []
-        for prompt in given:
-            if isinstance(prompt, list):
-                prompts.append(Prompt(prompt, None))
-                continue
-            work = partial(model.text.tokenizer.encode, prompt, add_special_tokens=adds_special)
-            ids = await self._serving.text_work.run(len(prompt), work)
-            prompts.append(Prompt(ids, prompt))
-        return prompts
+        size = sum(len(prompt) for prompt in given if isinstance(prompt, str))
+        return await self._serving.text_work.run(size, partial(_encoded, given, model, adds_special))
+
+
+def _encoded(given: list[str | list[int]], model: ServedModel, adds_special: bool) -> list[Prompt]:
+    encode = model.text.tokenizer.encode
+    return [
+        Prompt(prompt, None)
+        if isinstance(prompt, list)
+        else Prompt(encode(prompt, add_special_tokens=adds_special), prompt)
+        for prompt in given
+    ]
 
 
 def _given_prompts(prompt: str | list[int | str | list[int]]) -> list[str | list[int]]:

@@ -84,7 +84,9 @@ class StateRoutes:
     async def openapi(self, _: Request) -> Response:
         """The description of this interface."""
         if self._document is None:
-            self._document = msgspec.json.encode(document(__version__))
+            configuration = self._serving.configuration
+            told = document(__version__, configuration.limits, trusts_templates=configuration.trust_request_templates)
+            self._document = msgspec.json.encode(told)
         return Response(self._document, media_type="application/json")
 
     def _card(self, served: ServedModel) -> Model:

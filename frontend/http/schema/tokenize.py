@@ -1,5 +1,7 @@
 """Tokens of a text, and back."""
 
+from typing import Any
+
 from msgspec import Struct
 
 from ...client.refusals import RequestRefused
@@ -16,7 +18,7 @@ class TokenizeRequest(Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, object] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
     def check(self) -> None:

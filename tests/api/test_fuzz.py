@@ -1,0 +1,95 @@
+"""The OpenAPI document against the server: no answer is a 5xx, whatever is sent, and it serves afterwards."""
+
+from collections import Counter
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+
+from trimaran.tests.api.conftest import Served
+
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
+
+
+def test_document_is_valid_and_complete(served: Served) -> None:
+    document = served.http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    post = document["paths"]["/v1/chat/completions"]["post"]
+    assert {"200", "400", "401", "404", "405", "413", "415", "429", "503"} <= set(post["responses"])
+    schemas = document["components"]["schemas"]
+    assert schemas["ChatRequest"]["required"] == ["messages"]
+    temperature = schemas["ChatRequest"]["properties"]["temperature"]["anyOf"]
+    assert {"type": "number", "minimum": 0, "maximum": 2} in temperature
+    answer = served.http.post("/v1/chat/completions", json={**CHAT, "logprobs": True, "prompt_logprobs": 1}).json()
+    resolver = {"$ref": "#/components/schemas/ChatCompletion", "components": document["components"]}
+    jsonschema_rs.Draft202012Validator(resolver).validate(answer)
+    completion = served.http.post("/v1/completions", json={"prompt": "x", "logprobs": 1, "echo": True}).json()
+    resolver = {"$ref": "#/components/schemas/Completion", "components": document["components"]}
+    jsonschema_rs.Draft202012Validator(resolver).validate(completion)
+
+
+def fuzz(served: Served, num_requests: int) -> None:
+    document = served.http.get("/openapi.json").json()
+    for component in document["components"]["schemas"].values():  # else nearly every request asks for no such model
+        if "model" in component["properties"]:
+            component["properties"]["model"] = {"enum": ["test-model", None]}
+    _know_the_vocabulary(document, served.model.tokenizer.vocab_size)
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=served.frontend.url)
+    operations = [operation.ok() for operation in schema.get_all_operations()]
+    statuses: Counter[tuple[str, int]] = Counter()
+    for operation in operations:
+        weight = 8 if operation.method == "post" else 1
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            _fuzz_one(operation, mode, max(1, num_requests * weight // 80), statuses)
+    assert statuses.total() >= num_requests * 0.8, statuses
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        assert statuses[path, 200] and statuses[path, 400], statuses
+    assert served.http.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def _know_the_vocabulary(node: Any, size: int) -> None:
+    """Token ids within the vocabulary, which the document does not know."""
+    if isinstance(node, dict):
+        if node.get("minimum") == 0 and node.get("maximum") == 2**31 - 1:
+            node["maximum"] = size - 1
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            _know_the_vocabulary(item, size)
+
+
+def _fuzz_one(operation: Any, mode: GenerationMode, num_requests: int, statuses: Counter[tuple[str, int]]) -> None:
+    @settings(
+        max_examples=num_requests,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: Any) -> None:
+        response = case.call(timeout=10)
+        statuses[operation.path, response.status_code] += 1
+        assert response.status_code < 500, (case.body, response.text)
+
+    try:
+        send()
+    except schemathesis.errors.InvalidSchema:
+        raise
+    except Exception as error:
+        if "Unsatisfiable" not in type(error).__name__:  # nothing can be wrong about an operation without input
+            raise
+
+
+def test_schema_driven_fuzz(served: Served) -> None:
+    fuzz(served, 200)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_schema_driven_fuzz_at_length(served: Served) -> None:
+    fuzz(served, 2000)

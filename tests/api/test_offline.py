@@ -1,0 +1,162 @@
+"""LLM and AsyncLLM over a scripted core, without HTTP."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trimaran.frontend.client.async_llm import AsyncLLM
+from trimaran.frontend.client.engine_host import EngineHost, OpenHost, Watch
+from trimaran.frontend.client.llm import LLM
+from trimaran.frontend.client.refusals import RequestFailed, RequestRefused
+from trimaran.frontend.client.sampling import SamplingParams
+from trimaran.frontend.text.model_text import ModelText
+from trimaran.ipc.conditions import Refusal
+from trimaran.ipc.control import CoreLost, CoreStarted, ModelKnown
+from trimaran.tests.api.conftest import limits_of
+from trimaran.tests.api.fake_core import FakeCore, echo
+
+
+class ScriptedHost:
+    """Says what a supervisor says, about a core that runs already."""
+
+    def __init__(self, core: FakeCore, directory: Path, watch: Watch, refusal: str | None = None) -> None:
+        self.core_address = core.address
+        self.watch = watch
+        self._core, self._directory, self._refusal = core, directory, refusal
+        self._ending = asyncio.Event()
+
+    async def run(self) -> None:
+        if self._refusal is not None:
+            raise Refusal(self._refusal)
+        self.watch(ModelKnown(str(self._directory), "model"))
+        await asyncio.sleep(0.05)
+        self.watch(CoreStarted(self._core.incarnation))
+        await self._ending.wait()
+
+    async def wait_ready(self) -> None:
+        await asyncio.sleep(0)
+
+    def terminate(self) -> None:
+        self._ending.set()
+
+
+HOSTS: list[ScriptedHost] = []
+
+
+def opening(core: FakeCore, directory: Path, refusal: str | None = None) -> OpenHost:
+    def open_host(watch: Watch) -> EngineHost:
+        HOSTS.append(ScriptedHost(core, directory, watch, refusal))
+        return HOSTS[-1]
+
+    return open_host
+
+
+@pytest.fixture(scope="module")
+def core(model_directory: Path) -> Iterator[FakeCore]:
+    with tempfile.TemporaryDirectory(prefix="tri") as directory:
+        core = FakeCore(Path(directory), limits_of(ModelText.load(model_directory))).start()
+        yield core
+        core.stop()
+
+
+@pytest.fixture
+def llm(core: FakeCore, model_directory: Path) -> Iterator[LLM]:
+    core.script, core.step_s, core.max_queued = echo, 0.001, None
+    core.submits.clear()
+    with LLM(host=opening(core, model_directory)) as llm:
+        yield llm
+
+
+def test_generate_keeps_the_order(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = [f"prompt {index} " * (1 + index % 3) for index in range(50)]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=100, logprobs=1))
+    assert [output.outputs[0].text for output in outputs] == prompts == [output.prompt for output in outputs]
+    first = outputs[0].outputs[0]
+    assert first.finish_reason == "stop" and first.logprobs is not None
+    assert first.token_ids[:-1] == outputs[0].prompt_token_ids
+    assert len(first.logprobs) == len(first.token_ids) - 1
+    assert "50/50" in capsys.readouterr().err
+
+
+def test_prompts_of_every_form(llm: LLM) -> None:
+    [by_text] = llm.generate("hello", show_progress=False)
+    [by_ids] = llm.generate(by_text.prompt_token_ids, show_progress=False)
+    assert by_ids.outputs[0].text == "hello" and by_ids.prompt is None
+    [three] = llm.generate(["x"], SamplingParams(n=3, prompt_logprobs=2), show_progress=False)
+    assert [choice.index for choice in three.outputs] == [0, 1, 2]
+    assert three.prompt_logprobs is not None and three.prompt_logprobs[0] is None
+    each = llm.generate(
+        ["a b c", "a b c"], [SamplingParams(max_tokens=1), SamplingParams(stop="c")], show_progress=False
+    )
+    assert [output.outputs[0].finish_reason for output in each] == ["length", "stop"]
+    assert each[1].outputs[0].stop_reason == "c"
+
+
+def test_chat(llm: LLM) -> None:
+    [answer] = llm.chat([{"role": "user", "content": "Hi"}], show_progress=False)
+    assert "Hi" in answer.outputs[0].text
+    two = llm.chat([[{"role": "user", "content": "1"}], [{"role": "user", "content": "2"}]], show_progress=False)
+    assert len(two) == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        (SamplingParams(temperature=3.0), "temperature"),
+        (SamplingParams(temperature=float("nan")), "temperature"),
+        (SamplingParams(top_p=0.0), "top_p"),
+        (SamplingParams(n=0), "n"),
+        (SamplingParams(max_tokens=-1), "max_tokens"),
+        (SamplingParams(stop=("",)), "stop"),
+        (SamplingParams(logit_bias={10**6: 1.0}), "logit_bias"),
+        (SamplingParams(logit_bias={5: float("inf")}), "logit_bias"),
+        (SamplingParams(logprobs=10**6), "logprobs"),
+        (SamplingParams(min_tokens=9, max_tokens=3), "min_tokens"),
+        (SamplingParams(seed="x"), "seed"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_sampling_names_the_field(llm: LLM, params: SamplingParams, named: str) -> None:
+    with pytest.raises(RequestRefused, match=named):
+        llm.generate("x", params, show_progress=False)
+    assert llm.generate("x", show_progress=False)[0].outputs[0].text == "x"
+
+
+def test_a_full_queue_is_waited_for(llm: LLM, core: FakeCore) -> None:
+    core.max_queued = 3
+    outputs = llm.generate([f"p {index}" for index in range(12)], show_progress=False)
+    assert [output.outputs[0].text for output in outputs] == [f"p {index}" for index in range(12)]
+
+
+def test_core_lost_fails_the_call(llm: LLM, core: FakeCore) -> None:
+    core.step_s = 0.05
+    core.script = lambda submit, prompt, choice: [5] * 1000
+    llm._loop.call_later(0.3, HOSTS[-1].watch, CoreLost(core.incarnation, "killed"))
+    with pytest.raises(RequestFailed, match="killed"):
+        llm.generate("x", show_progress=False)
+    core.live.clear()
+
+
+def test_a_refused_start_says_why(core: FakeCore, model_directory: Path) -> None:
+    with pytest.raises(Refusal, match="no such model"):
+        LLM(host=opening(core, model_directory, "no such model; name another"))
+
+
+async def test_async_stream(core: FakeCore, model_directory: Path) -> None:
+    core.script, core.step_s, core.max_queued = echo, 0.001, None
+    core.incarnation = 1
+    async with AsyncLLM(host=opening(core, model_directory)) as llm:
+        pieces = [piece async for piece in llm.stream("one two three")]
+        assert "".join(pieces) == "one two three" and len(pieces) > 1
+        core.script = lambda submit, prompt, choice: [5] * 2000
+        before = len(core.aborts)
+        stream = llm.stream("x")
+        await anext(stream)
+        await stream.aclose()
+        both = await asyncio.gather(
+            llm.generate("a", SamplingParams(max_tokens=3)), llm.generate("b", SamplingParams(max_tokens=3))
+        )
+        assert [len(output.outputs[0].token_ids) for output in both] == [3, 3]
+        assert len(core.aborts) == before + 1
