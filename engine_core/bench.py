@@ -122,7 +122,9 @@ def _full_engine(num_running: int, num_steps: int) -> Engine:
     return engine
 
 
-def _echo(plan_ring: int, plan_doorbell: int, result_ring: int, result_doorbell: int, num_steps: int) -> None:
+def _echo(descriptors: list[int], num_steps: int) -> None:
+    """The other process: answers each plan at once."""
+    plan_ring, plan_doorbell, result_ring, result_doorbell = descriptors
     reader = RingReader(plan_ring, 0, plan_doorbell)
     writer = RingWriter(result_ring, [result_doorbell])
     for _ in range(num_steps):
@@ -202,7 +204,7 @@ def main() -> None:
     sizes = [int(size) for size in options.get("--sequences", "64,256,1024").split(",")]
     num_steps = int(options.get("--steps", "300"))
     if "--echo" in options:
-        _echo(*(int(descriptor) for descriptor in options["--echo"].split(",")), num_steps)
+        _echo([int(descriptor) for descriptor in options["--echo"].split(",")], num_steps)
         return
     costs = [step_cost(size, num_steps) for size in sizes]
     report: dict[str, Any] = {

@@ -196,7 +196,10 @@ class Server:
         def is_idle() -> bool:
             metrics = self.metrics()
             return (
-                metrics["num_requests_running"] == metrics["num_requests_waiting"] == metrics["kv_cache_usage_perc"] == 0
+                metrics["num_requests_running"]
+                == metrics["num_requests_waiting"]
+                == metrics["kv_cache_usage_perc"]
+                == 0
             )
 
         self.until(is_idle, limit_s, "running = waiting = 0 and all blocks free")

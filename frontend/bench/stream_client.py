@@ -130,7 +130,7 @@ async def ask(
     request = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
     try:
         _, stream = await asyncio.get_running_loop().create_connection(
-            lambda: _Stream(request, outcome, keep_text),  # type: ignore[arg-type,return-value]
+            lambda: _Stream(request, outcome, keep_text),
             host,
             port,
         )

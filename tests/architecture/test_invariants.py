@@ -170,7 +170,8 @@ def test_only_boot_and_detection_name_platforms() -> None:
 
 
 def test_only_the_catalog_names_implementations() -> None:
-    homes = ("reference", "in_cpp", "in_triton", "vendor")
+    homes = ("reference", "in_torch", "in_cpp", "in_triton", "vendor")
+    tools = ("trimaran.kernels.in_cpp.build", "trimaran.kernels.in_cpp.library")  # a tool chain, no implementations
     wrong = []
     for name, tree in trees("kernels", "device_workers"):
         inside = Path(name).parts[1] in homes if name.startswith("kernels/") else False
