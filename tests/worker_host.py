@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 import zmq
 from msgspec import Struct
+
 from trimaran.ipc.channel import RouterChannel, ipc_address
 from trimaran.ipc.configuration import WorkerConfiguration
 from trimaran.ipc.control import Attach, Begin, Fault, FromChild, Refused, Stop

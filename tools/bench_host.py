@@ -18,6 +18,7 @@ import urllib.request
 from pathlib import Path
 
 import msgspec
+
 from trimaran.frontend.bench.load import Load
 from trimaran.frontend.bench.stream_client import Outcome
 from trimaran.frontend.bench.workload import Ask

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+
 from trimaran.ipc.channel import RouterChannel, ipc_address
 from trimaran.ipc.configuration import FrontendConfiguration
 from trimaran.ipc.control import Begin, Listening, ModelKnown

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from trimaran.device_workers.weights.from_gguf.conversion import Told, converted
 
 from ..gguf_files import TOKENS, byte_level_tokenizer, random_weights, write_gguf

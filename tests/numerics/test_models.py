@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from trimaran.ipc.plan import RowFlag
 
 from ..step_driver import Row, StepDriver, start_engine

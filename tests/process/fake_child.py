@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import to_builtins
+
 from trimaran.ipc.configuration import FrontendConfiguration
 from trimaran.ipc.control import (
     Attach,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trimaran import __version__
 from trimaran.frontend.launch import demo, model_source
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
+
 from trimaran.device_workers.weights.from_gguf import conversion, safetensors_file
 from trimaran.device_workers.weights.from_gguf.conversion import Told, converted
 from trimaran.device_workers.weights.from_gguf.rope import llama3_factors

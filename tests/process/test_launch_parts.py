@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from trimaran.frontend.launch.children import child_environment, module_command
 from trimaran.frontend.launch.model_fetch import FetchFailed, Fetching, Model, bring
 from trimaran.frontend.launch.model_source import GgufFile, LocalFolder

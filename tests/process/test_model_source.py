@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from trimaran.frontend.launch import model_source
 from trimaran.frontend.launch.model_source import GgufFile, HubModel, LocalFolder, find_model
 from trimaran.ipc.conditions import Refusal

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import uvloop
+
 from trimaran.frontend.launch.options import Options, read_options
 from trimaran.frontend.launch.progress import PlainProgress
 from trimaran.frontend.launch.supervisor import Aborted, GaveUp, Launch, Supervisor

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trimaran.device_workers.platforms.null_model import NullScript, expected_tokens
 from trimaran.ipc.control import Fault, PhaseReport, Refused
 from trimaran.ipc.plan import ResultFlag
