@@ -126,7 +126,8 @@ def _install_signals(supervisor: "Supervisor") -> None:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, supervisor.terminate)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some on purpose
+            loop.add_signal_handler(number, supervisor.terminate)
 
 
 def _package_doc() -> str:

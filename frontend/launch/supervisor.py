@@ -410,7 +410,7 @@ class Supervisor(Actor):
 
     def printed(self, child: Child, line: str) -> None:
         """A child's line of output."""
-        if _LEVELS.get(line.split(" ", 1)[0].rstrip(":"), 9) >= _LEVELS[self.options.log_level.upper()]:
+        if _level(line) >= _LEVELS[self.options.log_level.upper()]:
             self._progress.line(f"{child.name} | {line}")
 
     def ended(self, child: Child) -> None:
@@ -551,6 +551,11 @@ class Supervisor(Actor):
                 place.child.send(message)
         if self._watch is not None:
             self._watch(message)
+
+
+def _level(line: str) -> int:
+    """The level of a log line, from the word that logging puts among the first; what has none is printed."""
+    return next((_LEVELS[word] for word in line.split(maxsplit=3)[:3] if word in _LEVELS), max(_LEVELS.values()))
 
 
 def _last_words(children: set[Child]) -> str:

@@ -462,6 +462,66 @@ def test_a_foreign_listener_is_named(harbour: Harbour) -> None:
     assert f"(process {os.getpid()})" in output and "--port" in output
 
 
+def test_a_hangup_that_nohup_ignores_does_not_end_it(harbour: Harbour) -> None:
+    for ignored in (True, False):
+        handler = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        process = serve(harbour, "--port", "0")
+        signal.signal(signal.SIGHUP, handler)
+        line_with(process, "Ready after")
+        process.send_signal(signal.SIGHUP)
+        if ignored:
+            time.sleep(0.3)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=15)
+        assert process.returncode == 0
+
+
+def test_the_log_level_holds_back_what_matters_less(harbour: Harbour) -> None:
+    supervisor = Supervisor(harbour.options("--log-level", "warning"), harbour.progress, launch=FAKES)
+    child: Any = type("Named", (), {"name": "core"})()
+    for line in (
+        "INFO core: so",
+        "2026-01-01 00:00:00,000 WARNING http: hm",
+        "ERROR core: oh",
+        "plain text",
+        "DEBUG x",
+    ):
+        supervisor.printed(child, line)
+    printed = [line.removeprefix("core | ") for line in harbour.progress.lines]
+    assert printed == ["2026-01-01 00:00:00,000 WARNING http: hm", "ERROR core: oh", "plain text"]
+
+
+@pytest.mark.model
+@pytest.mark.user_pain("C4")
+def test_killing_the_supervisor_ends_a_conversion(harbour: Harbour, demo_file: Path) -> None:
+    harbour.model = demo_file
+    process = serve(harbour, "--port", "0", "--cache-dir", str(harbour.path / "cache"))
+    line_with(process, "model (")
+    tools = [child.pid for child in psutil.Process(process.pid).children() if "from_gguf" in " ".join(child.cmdline())]
+    assert len(tools) == 1
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while _is_alive(tools[0]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.long
+@pytest.mark.user_pain("O2")
+@pytest.mark.timeout(600)
+def test_eight_servers_at_the_same_instant_twenty_times(harbour: Harbour) -> None:
+    for _ in range(20):
+        processes = [serve(harbour, "--port", "0") for _ in range(8)]
+        for process in processes:
+            line_with(process, "Ready after")
+            process.send_signal(signal.SIGTERM)
+        for process in processes:
+            process.communicate(timeout=30)
+            assert process.returncode == 0
+
+
 @pytest.mark.user_pain("O2")
 def test_servers_started_at_once_do_not_fight(harbour: Harbour) -> None:
     processes = [serve(harbour, "--port", "0") for _ in range(3)]
