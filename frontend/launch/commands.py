@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from .supervisor import Supervisor
 
+ONE_WISH_S = 0.5  # signals that come this close together are one
 SERVE_HELP = "Serve a model over the OpenAI API; `trimaran serve --help` lists the options."
 
 
@@ -123,11 +124,21 @@ def serve(arguments: Sequence[str]) -> int:
 def _install_signals(supervisor: "Supervisor") -> None:
     import asyncio
     import signal
+    import time
 
     loop = asyncio.get_running_loop()
+    first_s: list[float] = []
+
+    def terminate() -> None:
+        # One wish may arrive twice: by the process group, and again from a parent that passes it on, such as make.
+        now = time.monotonic()
+        if not first_s or now - first_s[0] > ONE_WISH_S:
+            first_s.append(now)
+            supervisor.terminate()
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some on purpose
-            loop.add_signal_handler(number, supervisor.terminate)
+            loop.add_signal_handler(number, terminate)
 
 
 def _package_doc() -> str:

@@ -462,6 +462,22 @@ def test_a_foreign_listener_is_named(harbour: Harbour) -> None:
     assert f"(process {os.getpid()})" in output and "--port" in output
 
 
+@pytest.mark.user_pain("C6")
+def test_a_signal_that_arrives_twice_is_one_and_a_later_one_ends_the_drain(harbour: Harbour) -> None:
+    harbour.behave(frontend={"never_drained": True})
+    process = serve(harbour, "--port", "0", "--drain-timeout", "60")
+    line_with(process, "Ready after")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process.send_signal(number)
+    line_with(process, "Draining")
+    time.sleep(0.7)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, output = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert output.splitlines()[-1].startswith("trimaran serve: a second signal ended the server")
+
+
 def test_a_hangup_that_nohup_ignores_does_not_end_it(harbour: Harbour) -> None:
     for ignored in (True, False):
         handler = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
