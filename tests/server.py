@@ -233,10 +233,8 @@ class StreamReader:
 
     def events(self) -> list[Any]:
         """The JSON events read so far; `[DONE]` as text."""
-        found: list[Any] = []
-        for part in re.findall(rb"data: (.*?)\n\n", self.raw, re.S):
-            found.append("[DONE]" if part == b"[DONE]" else json.loads(part))
-        return found
+        parts = re.findall(rb"data: (.*?)\n\n", self.raw, re.S)
+        return ["[DONE]" if part == b"[DONE]" else json.loads(part) for part in parts]
 
     def vanish(self, *, reset: bool = False) -> None:
         """Close, or reset, without reading the rest."""
