@@ -26,6 +26,7 @@ COMPILE_FLAGS = (
 )
 LINK_FLAGS = ("-shared", "-fopenmp")
 BUILD_TIMEOUT_S = 120.0
+_DIGEST_BYTES = 32
 
 
 class BuildFailed(RuntimeError):
@@ -68,13 +69,24 @@ def ensure_library(cache_dir: Path | None, warn: Callable[[str], None]) -> Path:
         raise BuildFailed(f"no C++ compiler (looked for {', '.join(COMPILERS)})")
     if cache_dir is not None:
         target = library_path(cache_dir, compiler)
-        if target.is_file():
+        if is_whole(target):
             return target
+        if target.exists():
+            warn(f"the cached C++ kernels {target} are damaged: built again")
         try:
             return build(compiler, target)
         except OSError as error:
             warn(f"the kernel cache {target.parent} cannot be written ({error}): kernels are built for this start only")
     return build(compiler, Path(tempfile.mkdtemp(prefix="trimaran-cpp-")) / "kernels.so")
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the file ends with the digest of what comes before. A cut-off library would crash the process, not fail."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return content[-_DIGEST_BYTES:] == hashlib.sha256(content[:-_DIGEST_BYTES]).digest()
 
 
 def rebuild_library(path: Path) -> Path:
@@ -92,8 +104,14 @@ def build(compiler: str, target: Path) -> Path:
         compiled, linked = Path(directory) / "kernels.o", Path(directory) / "kernels.so"
         _run(compiler, *COMPILE_FLAGS, "-c", str(SOURCE), "-o", str(compiled))
         _run(compiler, *LINK_FLAGS, str(compiled), "-o", str(linked))
+        linked.write_bytes(_sealed(linked.read_bytes()))
         os.replace(linked, target)
     return target
+
+
+def _sealed(library: bytes) -> bytes:
+    """With its digest at the end, where loaders do not look."""
+    return library + hashlib.sha256(library).digest()
 
 
 def _run(*command: str) -> None:

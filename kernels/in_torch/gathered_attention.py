@@ -50,8 +50,9 @@ def _decode(
     keys = k_cache[blocks].flatten(1, 2).transpose(1, 2)
     values = v_cache[blocks].flatten(1, 2).transpose(1, 2)
     mask_NL = visible(lengths_N - 1, keys.shape[2], window)
-    # Slots past the end may hold anything, even a NaN, and 0 * NaN is NaN: they are cleared.
-    values = values.masked_fill(~mask_NL[:, None, :, None], 0)
+    # Slots past the end may hold anything, even a NaN, which neither a mask nor a zero weight takes away.
+    unseen = ~mask_NL[:, None, :, None]
+    keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
     group = q_NHD.shape[1] // k_cache.shape[2]
     q = q_NHD.view(q_NHD.shape[0], -1, group, q_NHD.shape[2])
     return scaled_dot_product_attention(q, keys, values, attn_mask=mask_NL[:, None, None, :], scale=scale).flatten(1, 2)

@@ -1,0 +1,191 @@
+"""Every implementation of every kernel against its reference, over dtypes and head sizes; and what the references mean."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from trimaran.device_workers.platforms.cpu import CpuPlatform
+from trimaran.ipc.facts import Problem
+from trimaran.kernels.catalog import CATALOG
+from trimaran.kernels.implementation import Implementation, Kernel, Services
+from trimaran.kernels.reference.philox import philox, uniform_draw
+from trimaran.kernels.reference.sample import INVALID_TOKEN, sample
+from trimaran.kernels.registry import Registry
+from trimaran.kernels.trials import disagreement, make_trial
+from trimaran.kernels.verification import run_trial
+
+PROFILE = CpuPlatform().profile(0)
+PLAIN = Registry(CATALOG)
+HEAD_DIMS = (32, 40, 64, 80, 96, 112, 128, 160, 192, 256)
+CHALLENGERS = [
+    implementation for implementation in CATALOG if implementation is not PLAIN.chain(implementation.kernel)[-1]
+]
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
+    return Services(num_threads=2, cache_dir=tmp_path_factory.mktemp("kernels"))
+
+
+def make_problem(dtype: str, head_dim: int, *, group: int = 3, block_size: int = 16) -> Problem:
+    return Problem(
+        dtype=dtype,
+        kv_dtype=dtype,
+        head_dim=head_dim,
+        num_heads=2 * group,
+        num_kv_heads=2,
+        block_size=block_size,
+        hidden_size=2 * group * head_dim,
+        intermediate_size=200,
+        vocab_size=777,
+    )
+
+
+def loaded(implementation: Implementation, problem: Problem, services: Services) -> Kernel:
+    assert implementation.misfit(PROFILE, problem) is None
+    return implementation.load(PROFILE, problem, services)
+
+
+def assert_agrees(implementation: Implementation, problem: Problem, services: Services) -> None:
+    reference = PLAIN.chain(implementation.kernel)[-1].load(PROFILE, problem, services)
+    ours = make_trial(implementation.kernel, problem)
+    expected = ours.copy()
+    run_trial(implementation.kernel, loaded(implementation, problem, services), ours.arguments)
+    run_trial(implementation.kernel, reference, expected.arguments)
+    assert disagreement(implementation.kernel, ours, expected) is None
+
+
+@pytest.mark.user_pain("D5")
+@pytest.mark.parametrize("implementation", CHALLENGERS, ids=lambda implementation: implementation.name)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_agrees_with_its_reference(implementation: Implementation, dtype: str, services: Services) -> None:
+    for head_dim in HEAD_DIMS:
+        assert_agrees(implementation, make_problem(dtype, head_dim), services)
+
+
+@pytest.mark.parametrize("name", ["cpp_paged_attention", "gathered_attention"])
+@pytest.mark.parametrize("group", [1, 2, 7, 16])
+@pytest.mark.parametrize("block_size", [1, 8, 16, 64])
+def test_attention_over_groups_and_block_sizes(name: str, group: int, block_size: int, services: Services) -> None:
+    implementation = next(implementation for implementation in CATALOG if implementation.name == name)
+    for head_dim in (40, 64):
+        assert_agrees(implementation, make_problem("float32", head_dim, group=group, block_size=block_size), services)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 7, 11, 12, 13, 31, 97, 200])
+def test_linear_over_batch_sizes(dtype: torch.dtype, num_tokens: int, services: Services) -> None:
+    """Sizes that leave remainders in every direction, rows that are not side by side, a wider output."""
+    implementation = next(implementation for implementation in CATALOG if implementation.name == "cpp_linear")
+    kernel = loaded(implementation, make_problem("float32", 64), services)
+    generator = torch.Generator().manual_seed(num_tokens)
+    wide = torch.randn(num_tokens, 300, generator=generator).to(dtype)
+    x = wide[:, 20:270]
+    weight = (torch.randn(83, 250, generator=generator) / 16).to(dtype)
+    out = torch.empty(num_tokens, 83)
+    kernel(out, x, kernel.pack(weight, None))  # type: ignore[attr-defined]
+    torch.testing.assert_close(out, x.float() @ weight.float().T, rtol=0, atol=5e-5)
+
+
+def test_philox_known_answers() -> None:
+    """Known answers of Random123's own test vectors for philox4x32 with 10 rounds."""
+    ones = 0xFFFFFFFF
+    cases = [
+        ([0, 0, 0, 0], [0, 0], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([ones] * 4, [ones] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ]
+    for counter, key, expected in cases:
+        assert philox(torch.tensor([counter]), torch.tensor([key])).tolist() == [expected]
+
+
+def parameters(num_rows: int, **changes: torch.Tensor) -> list[torch.Tensor]:
+    values = {
+        "temperature": torch.ones(num_rows),
+        "top_k": torch.zeros(num_rows, dtype=torch.int32),
+        "top_p": torch.ones(num_rows),
+        "min_p": torch.zeros(num_rows),
+        "seeds": torch.arange(num_rows),
+        "choices": torch.zeros(num_rows, dtype=torch.int32),
+        "positions": torch.zeros(num_rows, dtype=torch.int32),
+    }
+    return list((values | changes).values())
+
+
+@pytest.mark.parametrize("name", ["cpp_sample", "plain_sample"])
+def test_draws_follow_the_distribution(name: str, services: Services) -> None:
+    implementation = next(implementation for implementation in CATALOG if implementation.name == name)
+    kernel = loaded(implementation, make_problem("float32", 64), services)
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    num_rows = 4000
+    logits = probabilities.log().repeat(num_rows, 1)
+    tokens = torch.empty(num_rows, dtype=torch.int64)
+    kernel(tokens, logits, *parameters(num_rows), 4)
+    shares = torch.bincount(tokens, minlength=4) / num_rows
+    assert torch.allclose(shares, probabilities, atol=0.03)
+    kernel(tokens, logits, *parameters(num_rows, top_p=torch.full((num_rows,), 0.7)), 4)
+    assert set(tokens.tolist()) == {0, 1}
+    kernel(tokens, logits, *parameters(num_rows, top_k=torch.full((num_rows,), 3, dtype=torch.int32)), 4)
+    assert set(tokens.tolist()) == {0, 1, 2}
+    kernel(tokens, logits, *parameters(num_rows, min_p=torch.full((num_rows,), 0.2)), 4)
+    assert set(tokens.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.user_pain("Q4")
+def test_a_draw_does_not_depend_on_neighbours() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(3))
+    together, alone = torch.empty(6, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
+    sample(together, logits, *parameters(6), 50)
+    for row in range(6):
+        sample(alone, logits[row : row + 1], *(parameter[row : row + 1] for parameter in parameters(6)), 50)
+        assert alone[0] == together[row]
+    seeds, choices, positions = torch.full((3,), 9), torch.tensor([0, 1, 0]), torch.tensor([4, 4, 5])
+    assert len(set(uniform_draw(seeds, choices, positions).tolist())) == 3
+
+
+@pytest.mark.user_pain("Q6")
+@pytest.mark.parametrize("name", ["cpp_sample", "plain_sample", "cpp_greedy_sample", "plain_greedy_sample"])
+def test_padding_is_never_sampled(name: str, services: Services) -> None:
+    implementation = next(implementation for implementation in CATALOG if implementation.name == name)
+    kernel = loaded(implementation, make_problem("float32", 64), services)
+    logits = torch.randn(20, 64)
+    logits[:, 50:] = 1e5
+    tokens = torch.empty(20, dtype=torch.int64)
+    extra = parameters(20) if "greedy" not in name else []
+    kernel(tokens, logits, *extra, 50)
+    assert int(tokens.max()) < 50
+
+
+@pytest.mark.user_pain("V2")
+@pytest.mark.parametrize("name", ["cpp_sample", "plain_sample"])
+def test_tiny_temperatures_are_greedy_and_broken_rows_are_named(name: str, services: Services) -> None:
+    implementation = next(implementation for implementation in CATALOG if implementation.name == name)
+    kernel = loaded(implementation, make_problem("float32", 64), services)
+    logits = torch.randn(4, 40)
+    logits[1, 5] = float("nan")
+    logits[2] = float("-inf")
+    tokens = torch.empty(4, dtype=torch.int64)
+    kernel(tokens, logits, *parameters(4, temperature=torch.tensor([1e-5, 1.0, 1.0, 1e-4])), 40)
+    assert tokens[0] == logits[0].argmax()
+    assert tokens[1] == tokens[2] == INVALID_TOKEN
+    assert 0 <= tokens[3] < 40
+
+
+def test_denormals_stay_on(services: Services) -> None:
+    """The library is linked without -ffast-math, which would turn denormals off for the whole process."""
+    implementation = next(implementation for implementation in CATALOG if implementation.name == "cpp_rms_norm")
+    loaded(implementation, make_problem("float32", 64), services)
+    assert np.float32(1e-38) * np.float32(0.01) != 0
+    assert float(torch.tensor(1e-38) * 0.01) != 0
+
+
+def test_one_openmp_runtime(services: Services) -> None:
+    loaded(CATALOG[0], make_problem("float32", 64), services)
+    maps = Path("/proc/self/maps").read_text()
+    runtimes = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libiomp" in line}
+    assert len(runtimes) == 1, runtimes
