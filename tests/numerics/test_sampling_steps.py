@@ -31,7 +31,7 @@ def engine(
 
 
 def logits_after(reference: tuple[torch.nn.Module, Path], tokens: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
+    with torch.no_grad():
         found: torch.Tensor = reference[0](torch.tensor([tokens])).logits[0, -1]
     return found
 

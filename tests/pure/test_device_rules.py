@@ -107,7 +107,9 @@ def new_rows(rows: list[int], flags: int = 0, **values: object) -> dict[str, obj
 
 def test_block_grants_extend_rows() -> None:
     table = RowTable(8, 2)
-    table.apply(columns(block_rows=[0, 9, 0], block_firsts=[0, 0, 2], block_counts=[2, 1, 2], block_ids=[5, 6, 7, 8, 9]))
+    table.apply(
+        columns(block_rows=[0, 9, 0], block_firsts=[0, 0, 2], block_counts=[2, 1, 2], block_ids=[5, 6, 7, 8, 9])
+    )
     assert table.num_rows >= 10
     assert table.blocks[0, :4].tolist() == [5, 6, 8, 9]
     assert table.blocks[9, :1].tolist() == [7]

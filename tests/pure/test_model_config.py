@@ -95,7 +95,9 @@ def test_sizes_that_divide() -> None:
 
 
 def test_key_value_heads_are_shared_by_ranks_where_they_are_fewer() -> None:
-    config = parse_config(SMOL | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 101})
+    config = parse_config(
+        SMOL | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 101}
+    )
     assert sizes_that_divide(config) == [1, 2, 4, 8]
     shards = [make_shard(config, rank, 8) for rank in range(8)]
     assert [shard.first_kv_head for shard in shards] == [0, 0, 0, 0, 1, 1, 1, 1]

@@ -36,7 +36,9 @@ def test_tokens_are_a_pure_function_of_the_prompt(reads: str, chunk: int) -> Non
 
 
 def test_seeds_and_choices_count_unless_greedy() -> None:
-    asks = [{"row_flags": np.uint32(0), "seeds": np.uint64(seed), "choices": choice} for seed, choice in ((5, 0), (5, 1))]
+    asks = [
+        {"row_flags": np.uint32(0), "seeds": np.uint64(seed), "choices": choice} for seed, choice in ((5, 0), (5, 1))
+    ]
     rows = [Row(row=row, tokens=[1, 2], parameters=ask) for row, ask in enumerate(asks)]
     rows.append(Row(row=2, tokens=[1, 2], parameters={"row_flags": RowFlag.GREEDY, "seeds": np.uint64(5)}))
     generate(make(), rows, 4)
@@ -79,7 +81,9 @@ def test_ends_bans_and_echo() -> None:
 
 
 def test_scripts() -> None:
-    settings = parse_script("step_ms=10 prefill_us_per_token=3 mode=cycle:1,2,3;end_after=4 hang_at=5,9 until_generation=1")
+    settings = parse_script(
+        "step_ms=10 prefill_us_per_token=3 mode=cycle:1,2,3;end_after=4 hang_at=5,9 until_generation=1"
+    )
     assert settings.pace.step_s == 0.01
     assert settings.script == NullScript(mode="cycle", cycle=(1, 2, 3), end_after=4)
     assert settings.faults.hang == {5, 9}
