@@ -214,6 +214,8 @@ class WorkerHost:
         deadline = time.monotonic() + timeout_s
         while (message := reader.poll()) is None:
             assert time.monotonic() < deadline, "no result came"
+            dead = [process.returncode for process in self.processes if process.poll() is not None]
+            assert not dead, f"workers ended with {dead}"
             await asyncio.sleep(0.001)
         kind, payload = message
         result: StepResult | StepError

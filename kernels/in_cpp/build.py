@@ -81,7 +81,9 @@ def ensure_library(cache_dir: Path | None, warn: Callable[[str], None]) -> Path:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the file ends with the digest of what comes before. A cut-off library would crash the process, not fail."""
+    """Whether the file ends with the digest of what comes before. A cut-off library would crash the process, not
+    fail.
+    """
     try:
         content = path.read_bytes()
     except OSError:

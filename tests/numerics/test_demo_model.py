@@ -45,7 +45,7 @@ def test_greedy_tokens_of_a_mixed_batch(demo_folder: Path, reference: torch.nn.M
 async def test_three_ranks(demo_folder: Path, reference: torch.nn.Module, tmp_path: Path) -> None:
     async with WorkerHost(tmp_path, 3, model=str(demo_folder), platform="cpu", dtype="float32") as host:
         await host.start(SETTLED)
-        driver = StepDriver()
+        driver = StepDriver(num_blocks=100)
         rows = [Row(row=row, tokens=tokens) for row, tokens in enumerate(prompts(3))]
         for _ in range(8):
             work = [(row, len(row.tokens) - row.computed) for row in rows]

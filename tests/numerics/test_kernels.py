@@ -1,4 +1,6 @@
-"""Every implementation of every kernel against its reference, over dtypes and head sizes; and what the references mean."""
+"""Every implementation of every kernel against its reference, over dtypes and head sizes; and what the references
+mean.
+"""
 
 from pathlib import Path
 
