@@ -115,7 +115,7 @@ class SequenceOutput:
 
     def end(self, reason: FinishReason, last_token: int | None) -> None:
         """The core ended the sequence, with this token if any."""
-        if self.finish_reason is not None:
+        if self.finish_reason is not None or self.generation.has_ended:
             return
         params = self.generation.request.params
         if last_token is not None:
