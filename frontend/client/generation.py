@@ -231,7 +231,6 @@ class Generation:
         self.cached_tokens = 0
         self.error: Exception | None = None
         self.arrival_s = time.monotonic()
-        self.first_token_s: float | None = None
         self.prompt_logprobs: list[TokenLogprob] = []
         self.is_closed = False
         self._model = model
