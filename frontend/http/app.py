@@ -53,15 +53,21 @@ class App:
         exchange = Exchange(scope, send)
         self._statistics.opened()
         try:
-            await self._answer(scope, receive, exchange)
+            await self._answer_or_error(scope, receive, exchange)
         except ClientLeft:
             pass
-        except Exception as error:
-            await self._answer_error(exchange, error)
         finally:
             self._statistics.closed(scope["method"], self._route(scope), exchange.status)
             if self._serving.configuration.log_requests:
                 _log_request(scope, exchange)
+
+    async def _answer_or_error(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        try:
+            await self._answer(scope, receive, exchange)
+        except ClientLeft:
+            raise
+        except Exception as error:
+            await self._answer_error(exchange, error)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         self._access.check(scope)
@@ -105,7 +111,7 @@ _CONDITIONS = (
     TemplateRefusal,
     msgspec.MsgspecError,
     RecursionError,
-    Exception,
+    Exception,  # a bug of ours: answered here, and raised on, so that it is logged
 )
 
 

@@ -89,11 +89,14 @@ class Exchange:
         self.status = status
 
     async def send(self, event: Event) -> None:
-        """For answers made elsewhere; adds our headers."""
+        """For answers made elsewhere; adds our headers. Raises ClientLeft."""
         if event["type"] == "http.response.start":
             self.begin(event["status"])
             event["headers"] = [*event["headers"], *self.headers]
-        await self.server_send(event)
+        try:
+            await self.server_send(event)
+        except RuntimeError:  # the server's word for a closed connection
+            raise ClientLeft from None
 
     async def send_whole(self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """One complete JSON response."""

@@ -152,6 +152,8 @@ async def run_stream(
 
 
 async def _watch(receive: Receive, on_leave: Callable[[], None]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    on_leave()
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    finally:
+        on_leave()  # also when the server says it by raising; after the answer's end nobody hears it
