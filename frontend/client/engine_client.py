@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from msgspec import Struct
 
 from ...ipc.actor import Actor
 from ...ipc.channel import DealerChannel
@@ -151,7 +152,7 @@ class EngineClient(Actor):
 
     def core_started(self, incarnation: int) -> None:
         """A core takes connections."""
-        self._channel.send(Hello(self._index, self._incarnation))
+        self._send(Hello(self._index, self._incarnation))
 
     def core_lost(self, incarnation: int, cause: str) -> None:
         """Fail what was live there."""
@@ -195,7 +196,7 @@ class EngineClient(Actor):
         generation = Generation(next(self._request_ids), request, model, self._finish_sequence, listener)
         generation.core_incarnation = state.incarnation
         self._live[generation.request_id] = generation
-        self._channel.send(
+        self._send(
             Submit(
                 generation.request_id,
                 state.incarnation,
@@ -213,16 +214,16 @@ class EngineClient(Actor):
         """The owner wants nothing more. The core still sends its terminal, which nobody hears."""
         generation.close()
         if generation.request_id in self._live:
-            self._channel.send(Abort(generation.request_id))
+            self._send(Abort(generation.request_id))
 
     def fail_all(self, error: RequestFailed) -> None:
         """Fail every live request here and abort it in the core."""
         for generation in list(self._live.values()):
-            self._channel.send(Abort(generation.request_id))
+            self._send(Abort(generation.request_id))
             generation.fail(error)
 
     def _finish_sequence(self, generation: Generation, choice: int) -> None:
-        self._channel.send(FinishSequence(generation.request_id, choice))
+        self._send(FinishSequence(generation.request_id, choice))
 
     # Questions.
 
@@ -243,14 +244,14 @@ class EngineClient(Actor):
     def report(self, families: tuple[MetricFamily, ...]) -> None:
         """Push this frontend's own metrics; not into the queue of a core that is not there."""
         if self._is_fresh():
-            self._channel.send(Report(self._index, self._incarnation, families))
+            self._send(Report(self._index, self._incarnation, families))
 
     async def _ask(self, kind: type[MetricsRequest] | type[InfoRequest] | type[ResetPrefixCache]) -> Any:
         query_id = next(self._query_ids)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queries[query_id] = answer
         try:
-            self._channel.send(kind(query_id))
+            self._send(kind(query_id))
             async with asyncio.timeout(_QUERY_LIMIT_S):
                 return await answer
         except TimeoutError:
@@ -258,13 +259,18 @@ class EngineClient(Actor):
         finally:
             del self._queries[query_id]
 
+    def _send(self, message: Struct, *frames: bytes) -> None:
+        """Nothing is sent once the client is closed: the core hears of the frontend's end from the supervisor."""
+        if self._context is not None:
+            self._channel.send(message, *frames)
+
     # The core's messages.
 
     async def _greet(self) -> None:
         """Say Hello until the core has spoken, and again when it has been silent: it may be another one."""
         while True:
             if self._state is None or time.monotonic() - self._state_s > 2.0:
-                self._channel.send(Hello(self._index, self._incarnation))
+                self._send(Hello(self._index, self._incarnation))
             await asyncio.sleep(_HELLO_EVERY_S if self._state is None else 1.0)
 
     def _receive(self, message: ToFrontend, frames: list[bytes]) -> None:
@@ -291,7 +297,7 @@ class EngineClient(Actor):
     def _broke(self, generation: Generation, error: Exception) -> None:
         """A bug of ours met one request: it fails, the others do not notice."""
         log.error("request %d broke its listener", generation.request_id, exc_info=error)
-        self._channel.send(Abort(generation.request_id))
+        self._send(Abort(generation.request_id))
         try:
             generation.fail(RequestFailed(FailKind.STEP_FAILED, "the server failed on this request; its log says why"))
         except Exception as another:

@@ -115,7 +115,7 @@ class SequenceOutput:
 
     def end(self, reason: FinishReason, last_token: int | None) -> None:
         """The core ended the sequence, with this token if any."""
-        if self.finish_reason is not None:
+        if self.finish_reason is not None or self.generation.has_ended:
             return
         params = self.generation.request.params
         if last_token is not None:
@@ -231,7 +231,6 @@ class Generation:
         self.cached_tokens = 0
         self.error: Exception | None = None
         self.arrival_s = time.monotonic()
-        self.first_token_s: float | None = None
         self.prompt_logprobs: list[TokenLogprob] = []
         self.is_closed = False
         self._model = model

@@ -1,6 +1,5 @@
 """Reads one step's packed outputs and hands each sequence its news."""
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,8 +47,6 @@ def _deliver_one_each(
                 generation.sequences[choice].end(_REASONS[reason], token)
         except Exception as error:
             on_broken(generation, error)
-        if generation.first_token_s is None:
-            generation.first_token_s = time.monotonic()
 
 
 def _deliver_all(
@@ -64,8 +61,6 @@ def _deliver_all(
             continue
         generation.cached_tokens = max(generation.cached_tokens, cached[index])
         generation.prompt_logprobs.extend(prompt_logprobs)
-        if tokens and generation.first_token_s is None:
-            generation.first_token_s = time.monotonic()
         try:
             _deliver(generation, choices[index], tokens, logprobs, _REASONS[finish[index]])
         except Exception as error:

@@ -4,9 +4,7 @@ Generating routes are raw ASGI (their streams are pushed from the batch callback
 """
 
 import logging
-import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -18,7 +16,7 @@ from starlette.responses import Response
 from ..client.refusals import RequestFailed, RequestRefused
 from ..text.template import TemplateRefusal
 from .access import Access
-from .asgi import ClientLeft, Event, Headers, Receive, Scope, Send, header, send_whole
+from .asgi import ClientLeft, Exchange, Receive, Scope, Send, header
 from .errors import INTERNAL_ERROR, ApiError, api_error
 from .routes.chat import ChatRoute
 from .routes.completions import CompletionsRoute
@@ -26,7 +24,6 @@ from .routes.state import StateRoutes
 from .routes.tokens import TokenRoutes
 from .serving import Serving
 
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _MAX_HEADERS = 100
 
 log = logging.getLogger("trimaran.http")
@@ -39,7 +36,7 @@ class App:
         self._serving = serving
         self._statistics = serving.statistics
         self._access = Access(serving.configuration.api_keys)
-        self._generating: dict[str, Callable[[Scope, Receive, Send, Headers], Awaitable[None]]] = {
+        self._generating: dict[str, Callable[[Scope, Receive, Exchange], Awaitable[None]]] = {
             "/v1/chat/completions": ChatRoute(serving),
             "/v1/completions": CompletionsRoute(serving),
         }
@@ -53,38 +50,44 @@ class App:
         """One request."""
         if scope["type"] != "http":
             return
-        exchange = _Exchange(scope, send)
+        exchange = Exchange(scope, send)
         self._statistics.opened()
         try:
-            await self._answer(scope, receive, exchange)
+            await self._answer_or_error(scope, receive, exchange)
         except ClientLeft:
             pass
-        except Exception as error:
-            await self._answer_error(exchange, error)
         finally:
             self._statistics.closed(scope["method"], self._route(scope), exchange.status)
             if self._serving.configuration.log_requests:
-                exchange.log(scope)
+                _log_request(scope, exchange)
 
-    async def _answer(self, scope: Scope, receive: Receive, exchange: "_Exchange") -> None:
+    async def _answer_or_error(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        try:
+            await self._answer(scope, receive, exchange)
+        except ClientLeft:
+            raise
+        except Exception as error:
+            await self._answer_error(exchange, error)
+
+    async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         self._access.check(scope)
         self._check_head(scope)
         route = self._generating.get(scope["path"])
         if route is None:
-            await self._starlette(scope, receive, exchange.send_with_id)
+            await self._starlette(scope, receive, exchange.send)
         elif scope["method"] != "POST":
             raise ApiError(405, f"{scope['path']} takes POST only", headers=((b"allow", b"POST"),))
         else:
             with self._serving.generating():
-                await route(scope, receive, exchange.send, exchange.headers)
+                await route(scope, receive, exchange)
 
-    async def _answer_error(self, exchange: "_Exchange", error: Exception) -> None:
+    async def _answer_error(self, exchange: Exchange, error: Exception) -> None:
         answer = api_error(error)
         if answer is None:
             log.error("request %s failed", exchange.id, exc_info=error)
             answer = INTERNAL_ERROR
         if not exchange.is_started:
-            await send_whole(exchange.send, answer.status, answer.body(), [*exchange.headers, *answer.headers])
+            await exchange.send_whole(answer.status, answer.body(), answer.headers)
 
     def _check_head(self, scope: Scope) -> None:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
@@ -101,40 +104,6 @@ class App:
         return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
 
 
-class _Exchange:
-    """One request's answer on its way: its id, its status, whether it began."""
-
-    __slots__ = ("_began_s", "_send", "headers", "id", "is_started", "status")
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._send = send
-        given = header(scope, b"x-request-id")
-        self.id = given if given is not None and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
-        self.headers: Headers = [(b"x-request-id", self.id)]
-        self.status = 0
-        self.is_started = False
-        self._began_s = time.monotonic()
-
-    def log(self, scope: Scope) -> None:
-        """One line when the request is over; status 0: the client left before its answer began."""
-        took_s = time.monotonic() - self._began_s
-        name = self.id.decode()
-        log.info("%s %s %d %.3f s, request %s", scope["method"], scope["path"], self.status, took_s, name)
-
-    def send(self, event: Event) -> Awaitable[None]:
-        """Not a coroutine: a pushed send must be the server's own awaitable."""
-        if event["type"] == "http.response.start":
-            self.is_started = True
-            self.status = event["status"]
-        return self._send(event)
-
-    async def send_with_id(self, event: Event) -> None:
-        """For answers made elsewhere."""
-        if event["type"] == "http.response.start":
-            event["headers"] = [*event["headers"], *self.headers]
-        await self.send(event)
-
-
 _CONDITIONS = (
     ApiError,
     RequestRefused,
@@ -142,8 +111,15 @@ _CONDITIONS = (
     TemplateRefusal,
     msgspec.MsgspecError,
     RecursionError,
-    Exception,
+    Exception,  # a bug of ours: answered here, and raised on, so that it is logged
 )
+
+
+def _log_request(scope: Scope, exchange: Exchange) -> None:
+    """One line when a request is over; status 0: the client left before its answer began."""
+    took_s = time.monotonic() - exchange.began_s
+    name = exchange.id.decode()
+    log.info("%s %s %d %.3f s, request %s", scope["method"], scope["path"], exchange.status, took_s, name)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

@@ -1,7 +1,10 @@
 """The shapes of ASGI, and reading a request's head and body within limits."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from .errors import ApiError
@@ -12,6 +15,7 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _STALLED_BODY_S = 30.0
 
 
@@ -62,13 +66,43 @@ async def read_json_body(scope: Scope, receive: Receive, limit_bytes: int) -> by
     return await read_body(scope, receive, limit_bytes)
 
 
-async def send_whole(
-    send: Send, status: int, body: bytes, headers: Headers, media: bytes = b"application/json"
-) -> None:
-    """One complete response."""
-    lines = [(b"content-type", media), (b"content-length", str(len(body)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+class Exchange:
+    """One request's answer on its way: its id, its status, whether it began."""
+
+    __slots__ = ("began_s", "headers", "id", "server_send", "status")
+
+    def __init__(self, scope: Scope, server_send: Send) -> None:
+        given = header(scope, b"x-request-id")
+        self.id = given if given is not None and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        self.headers: Headers = [(b"x-request-id", self.id)]
+        self.server_send = server_send
+        self.status = 0  # until the answer begins
+        self.began_s = time.monotonic()
+
+    @property
+    def is_started(self) -> bool:
+        """The status is on its way; nothing else can be answered."""
+        return self.status != 0
+
+    def begin(self, status: int) -> None:
+        """The answer begins with this status."""
+        self.status = status
+
+    async def send(self, event: Event) -> None:
+        """For answers made elsewhere; adds our headers. Raises ClientLeft."""
+        if event["type"] == "http.response.start":
+            self.begin(event["status"])
+            event["headers"] = [*event["headers"], *self.headers]
+        try:
+            await self.server_send(event)
+        except RuntimeError:  # the server's word for a closed connection
+            raise ClientLeft from None
+
+    async def send_whole(self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """One complete JSON response."""
+        lines = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": lines})
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _too_large(limit_bytes: int) -> ApiError:

@@ -3,7 +3,7 @@
 import asyncio
 from enum import Enum, auto
 
-from .asgi import Headers, Send
+from .asgi import Exchange, Headers
 from .errors import INTERNAL_ERROR, api_error
 from .pusher import Pusher, StartTask
 
@@ -27,9 +27,9 @@ class StreamEnd(Enum):
 class EventStream:
     """Events go in from the batch callback by `write`; the request's task waits for `ended`."""
 
-    def __init__(self, send: Send, start_task: StartTask, headers: Headers) -> None:
-        self._pusher = Pusher(send, start_task, [*_HEADERS, *headers])
-        self._push = self._pusher.push
+    def __init__(self, exchange: Exchange, start_task: StartTask) -> None:
+        self._pusher = Pusher(exchange, start_task, [*_HEADERS, *exchange.headers], self._reader_is_slow)
+        self.write = self._pusher.push  # whole events; runs per token, hence without a call between
         self._ended: asyncio.Future[StreamEnd] = asyncio.get_running_loop().create_future()
         self.error: Exception | None = None
 
@@ -38,10 +38,8 @@ class EventStream:
         """The status has been sent; errors now travel as events."""
         return self._pusher.is_started
 
-    def write(self, events: bytes) -> None:
-        """Whole events."""
-        if not self._push(events):
-            self.end(StreamEnd.READER_TOO_SLOW)
+    def _reader_is_slow(self) -> None:
+        self.end(StreamEnd.READER_TOO_SLOW)
 
     def fail(self, error: Exception) -> None:
         """One error event, if the stream has begun, and the end."""

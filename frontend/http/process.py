@@ -103,6 +103,8 @@ class Frontend(Actor):
             reason = str(error).splitlines()[0] if str(error) else "unknown"
             self._link.send(Refused(f"cannot listen on {address}: {reason}; choose another --host or --port"))
             raise
+        if not self._serving.is_ending:
+            raise RuntimeError("the HTTP server ended by itself")
 
     async def _announce(self) -> None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._configuration.host, self._configuration.host)
@@ -135,7 +137,7 @@ class Frontend(Actor):
                 self._serving.is_draining = True
                 self.start_task(self._drain(), "drain")
             case Stop():
-                self._serving.is_draining = True
+                self._serving.is_draining = self._serving.is_ending = True
                 self.start_task(self._end(), "end in order")
             case _:
                 log.warning("a frontend has no use for %s", type(message).__name__)

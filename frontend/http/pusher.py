@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from .asgi import Event, Headers, Send
+from .asgi import Event, Exchange, Headers
 
 StartTask = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 _LIMIT_BYTES = 1 << 20
@@ -28,29 +28,49 @@ class Pusher:
     """One response's body in pieces, in order: at most one send is in flight, later pieces join while it is.
 
     The server takes most sends at once; then `push` costs one call. The response starts with the first piece, so that
-    an error before it can still have a status of its own.
+    an error before it can still have a status of its own. `on_slow` is called when the client reads too slowly: the
+    limit of held bytes is passed.
     """
 
-    __slots__ = ("_buffer", "_buffered_bytes", "_headers", "_send", "_start_task", "_task", "is_started")
+    __slots__ = (
+        "_buffer",
+        "_buffered_bytes",
+        "_exchange",
+        "_headers",
+        "_on_slow",
+        "_send",
+        "_start_task",
+        "_task",
+        "is_started",
+    )
 
-    def __init__(self, send: Send, start_task: StartTask, headers: Headers) -> None:
-        self._send = send
+    def __init__(
+        self, exchange: Exchange, start_task: StartTask, headers: Headers, on_slow: Callable[[], None]
+    ) -> None:
+        self._exchange = exchange
+        self._send = exchange.server_send
         self._start_task = start_task
         self._headers = headers
+        self._on_slow = on_slow
         self._buffer: list[bytes] = []
         self._buffered_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self.is_started = False
 
-    def push(self, data: bytes) -> bool:
-        """False when the client reads too slowly: the limit of held bytes is passed."""
-        if self._task is None:
-            if not self.is_started:
-                return self._start(data)
-            return self._send_now({"type": "http.response.body", "body": data, "more_body": True})
+    def push(self, data: bytes) -> None:
+        """Runs per token."""
+        if self._task is not None:
+            self._hold(data)
+        elif self.is_started:
+            self._send_now({"type": "http.response.body", "body": data, "more_body": True})
+        else:
+            self._start(data)
+
+    def _hold(self, data: bytes) -> None:
         self._buffer.append(data)
         self._buffered_bytes += len(data)
-        return self._buffered_bytes <= _LIMIT_BYTES
+        if self._buffered_bytes > _LIMIT_BYTES:
+            self._on_slow()
 
     async def finish(self) -> None:
         """After the last piece: wait until all are taken, then end the response."""
@@ -65,25 +85,21 @@ class Pusher:
         if self._task is not None:
             self._task.cancel()
 
-    def _start(self, data: bytes) -> bool:
+    def _start(self, data: bytes) -> None:
         self.is_started = True
-        self._buffer.append(data)
+        self._exchange.begin(200)
         self._send_now({"type": "http.response.start", "status": 200, "headers": self._headers})
-        if self._task is None:
-            piece = self._take()
-            self._send_now({"type": "http.response.body", "body": piece, "more_body": True})
-        return True
+        self.push(data)
 
-    def _send_now(self, event: Event) -> bool:
+    def _send_now(self, event: Event) -> None:
         try:
             iterator = self._send(event).__await__()
             first = next(iterator)
         except StopIteration:
-            return True
+            return
         except RuntimeError:  # the connection is closed; whoever watches it ends the request
-            return True
+            return
         self._task = self._start_task(self._drain(_Rest(iterator, first)), "send what is held")
-        return True
 
     def _take(self) -> bytes:
         data = b"".join(self._buffer)

@@ -1,11 +1,13 @@
 """What all handlers share: the engine client, the served model once known, and whether requests are taken."""
 
 import asyncio
+import logging
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -16,6 +18,8 @@ from ..text.model_text import ModelText
 from .errors import ApiError
 from .pusher import StartTask
 from .statistics import Statistics
+
+log = logging.getLogger("trimaran.http")
 
 
 class ServedModel(Struct, frozen=True):
@@ -34,14 +38,19 @@ class Serving:
         self.configuration = configuration
         self.limits = configuration.limits
         self.client = client
-        self.start_task = start_task
+        self._start_task = start_task
         self.statistics = Statistics()
         self.text_work = TextWork()
         self.model: ServedModel | None = None
         self.is_draining = False
+        self.is_ending = False
         self.idle = asyncio.Event()  # no request makes tokens: what a drain waits for
         self.idle.set()
         self._num_generating = 0
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task of one request: what it raises is logged and ends nobody else."""
+        return self._start_task(_contained(work, name), name)
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -80,6 +89,13 @@ class Serving:
                 param="model",
                 code="model_not_found",
             )
+
+
+async def _contained(work: Coroutine[Any, Any, None], name: str) -> None:
+    try:
+        await work
+    except Exception as error:
+        log.error("a request's task failed: %s", name, exc_info=error)
 
 
 def new_id(prefix: str) -> str:

@@ -20,23 +20,48 @@ class Detokenizer(Protocol):
         """What an incomplete character leaves (a replacement character); nothing else follows."""
 
 
-class ByteDetokenizer:
-    """For byte-level vocabularies: a table of bytes and an incremental UTF-8 decoder."""
-
-    __slots__ = ("_decode", "_size", "_table", "add")
+class ByteTexts:
+    """What each id shows: its bytes, and its text where the bytes are whole characters."""
 
     def __init__(self, table: list[bytes]) -> None:
-        self._table = table
-        self._size = len(table)
-        self._decode = _utf8_decoder("replace").decode
+        self.bytes = table
+        self.whole = [_whole_characters(piece) for piece in table]
+        self.size = len(table)
+
+
+def _whole_characters(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+class ByteDetokenizer:
+    """For byte-level vocabularies: a table of texts, and an incremental UTF-8 decoder where characters are cut."""
+
+    __slots__ = ("_decoder", "_is_inside", "_size", "_texts", "_whole", "add")
+
+    def __init__(self, texts: ByteTexts) -> None:
+        self._texts = texts
+        self._whole = texts.whole
+        self._size = texts.size
+        self._decoder = _utf8_decoder("replace")
+        self._is_inside = False  # a character
         self.add = self._add
 
     def _add(self, id: int) -> str:
-        return self._decode(self._table[id]) if id < self._size else ""
+        if id >= self._size:
+            return ""
+        if not self._is_inside and (text := self._whole[id]) is not None:
+            return text
+        text = self._decoder.decode(self._texts.bytes[id])
+        self._is_inside = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """What an incomplete character leaves."""
-        return self._decode(b"", True)
+        self._is_inside = False
+        return self._decoder.decode(b"", True)
 
 
 class WindowDetokenizer:
@@ -83,8 +108,10 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._all = tokenizer.bytes.table
-        self._shown = [b"" if id in tokenizer.control_ids else piece for id, piece in enumerate(self._all)]
+        table = tokenizer.bytes.table
+        if tokenizer.bytes.is_exact:
+            self._all = ByteTexts(table)
+            self._shown = ByteTexts([b"" if id in tokenizer.control_ids else piece for id, piece in enumerate(table)])
 
     def start(self, *, skip_special_tokens: bool, continues: Sequence[int] = ()) -> Detokenizer:
         """`continues`: the prompt whose text the output continues, where the vocabulary's spacing depends on it."""

@@ -186,6 +186,7 @@ def test_c6_drain_lets_streams_end(own: Served) -> None:
     refused = own.http.post("/v1/chat/completions", json=CHAT)
     assert refused.status_code == 503 and "shutting down" in refused.text
     own.frontend.hear(Drained, 5)
+    assert not own.core.live, "drained while a stream ran"
     thread.join(5)
     assert results[0][-1] == "data: [DONE]"
     own.frontend.link.send(Stop())

@@ -1,17 +1,7 @@
 """The deliberate breaks: what a shortcut could fake, and the tests that must notice."""
 
-from typing import NamedTuple
-
-
-class Break(NamedTuple):
-    """Replace `old` by `new` in `file`; then `tests` must fail."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
+from broken import Break
+from frontend_breaks import FRONTEND_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
 SCHEDULING = ("tests/pure/test_scheduling.py",)
@@ -87,4 +77,5 @@ BREAKS = (
         "if len(passed) >= MAX_PASSED:",
         SCHEDULING,
     ),
+    *FRONTEND_BREAKS,
 )

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from breaks import BREAKS, Break
+from breaks import BREAKS
+from broken import Break
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,7 +5,7 @@ import pydoc_data.topics
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = list(pydoc_data.topics.topics.values())[:40] + ["naïve café 漢字 かな 🙂🙃 👩‍👩‍👧 Ελληνικά"] * 5
 
@@ -115,7 +115,88 @@ def unigram_metaspace(directory: Path) -> Path:
     return save(directory, tokenizer, eos_token="<|im_end|>", unk_token="<unk>", chat_template=CHATML)
 
 
+def qwen_like(directory: Path) -> Path:
+    """Qwen style: NFC, a splitting pattern, added tokens that are not special."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    pattern = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens(_special(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]))
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<tool_call>", "<think>")])
+    template = CHATML.replace("{% for", "{%- if tools %}tools{% endif %}\n{% for", 1)
+    return save(directory, tokenizer, add_bos_token=False, eos_token="<|im_end|>", chat_template=template)
+
+
+def gemma_like(directory: Path) -> Path:
+    """Gemma style: spaces replaced, no prefix, byte fallback, BOS in the template and by the post-processor."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=_special(specials + [f"<0x{byte:02X}>" for byte in range(256)]),
+        limit_alphabet=80,
+        show_progress=False,
+        max_token_length=8,
+    )
+    tokenizer.train_from_iterator([line for text in CORPUS[:3] for line in text.splitlines()], trainer)
+    source = json.loads(tokenizer.to_str())
+    source["added_tokens"] = [token for token in source["added_tokens"] if token["content"] in specials]
+    tokenizer = Tokenizer.from_str(json.dumps(source))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", tokenizer.token_to_id("<bos>"))]
+    )
+    template = (
+        "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\n' + "
+        "message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}"
+        "{{'<start_of_turn>model\n'}}{% endif %}"
+    )
+    return save(directory, tokenizer, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", chat_template=template)
+
+
+def phi_like(directory: Path) -> Path:
+    """Phi-3 style: a Llama 2 vocabulary whose markers take the white space after them."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=_special(["<unk>", "<s>"] + [f"<0x{byte:02X}>" for byte in range(256)]),
+        limit_alphabet=80,
+        show_progress=False,
+        max_token_length=8,
+    )
+    tokenizer.train_from_iterator([line for text in CORPUS[:3] for line in text.split()], trainer)
+    source = json.loads(tokenizer.to_str())
+    source["added_tokens"] = [token for token in source["added_tokens"] if token["content"] in ("<unk>", "<s>")]
+    tokenizer = Tokenizer.from_str(json.dumps(source))
+    markers = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>")
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False, rstrip=True) for text in markers])
+    template = (
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    )
+    return save(directory, tokenizer, eos_token="<|end|>", unk_token="<unk>", chat_template=template)
+
+
 KINDS = {
+    "qwen_like": qwen_like,
+    "gemma_like": gemma_like,
+    "phi_like": phi_like,
     "byte_level_chatml": byte_level_chatml,
     "byte_level_llama3": byte_level_llama3,
     "sentence_piece_bpe": sentence_piece_bpe,

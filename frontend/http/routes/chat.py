@@ -10,7 +10,7 @@ from ...client.generation import Generation, GenerationRequest, SequenceListener
 from ...client.refusals import RequestRefused
 from ...client.sampling import check_limits
 from ...text.template import ChatTemplate
-from ..asgi import Headers, Receive, Scope, Send, read_json_body, send_whole
+from ..asgi import Exchange, Receive, Scope, read_json_body
 from ..errors import ApiError
 from ..event_stream import DONE, EventStream
 from ..schema.chat import (
@@ -40,7 +40,7 @@ class ChatRoute:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         """Raises what the request is refused or failed with, as long as nothing was sent."""
         serving = self._serving
         model = serving.ready_model()
@@ -50,10 +50,10 @@ class ChatRoute:
         generation = await self._generation_request(request, model)
         answer = ChatAnswer(request, model)
         if request.stream:
-            await run_stream(serving, model.text, [generation], "messages", answer, receive, send, headers)
+            await run_stream(serving, model.text, [generation], "messages", answer, receive, exchange)
             return
         [done] = await run_whole(serving, model.text, [generation], "messages", receive)
-        await send_whole(send, 200, answer.whole(done), headers)
+        await exchange.send_whole(200, answer.whole(done))
 
     async def _generation_request(self, request: ChatRequest, model: ServedModel) -> GenerationRequest:
         request.check_stream_fields()

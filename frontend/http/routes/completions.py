@@ -10,7 +10,7 @@ from msgspec import Struct
 from ...client.generation import Generation, GenerationRequest, SequenceListener, SequenceOutput, TokenLogprob
 from ...client.refusals import RequestRefused
 from ...client.sampling import check_limits
-from ..asgi import Headers, Receive, Scope, Send, read_json_body, send_whole
+from ..asgi import Exchange, Receive, Scope, read_json_body
 from ..event_stream import DONE, EventStream
 from ..schema.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from ..schema.generation import NO_PROMPT_LOGPROBS, Usage, usage
@@ -36,7 +36,7 @@ class CompletionsRoute:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         """Raises what the request is refused or failed with, as long as nothing was sent."""
         serving = self._serving
         model = serving.ready_model()
@@ -48,10 +48,10 @@ class CompletionsRoute:
         requests = self._generation_requests(request, prompts)
         answer = CompletionAnswer(request, model, prompts)
         if request.stream:
-            await run_stream(serving, model.text, requests, "prompt", answer, receive, send, headers)
+            await run_stream(serving, model.text, requests, "prompt", answer, receive, exchange)
             return
         done = await run_whole(serving, model.text, requests, "prompt", receive)
-        await send_whole(send, 200, answer.whole(done), headers)
+        await exchange.send_whole(200, answer.whole(done))
 
     def _generation_requests(self, request: CompletionRequest, prompts: list[Prompt]) -> list[GenerationRequest]:
         wanted = [request.prompt_logprobs, request.logprobs if request.echo else None]

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ...client.generation import Generation, GenerationRequest, SequenceListener, SequenceOutput
 from ...text.model_text import ModelText
-from ..asgi import ClientLeft, Headers, Receive, Send
+from ..asgi import ClientLeft, Exchange, Receive
 from ..event_stream import EventStream, StreamEnd
 from ..serving import Serving
 
@@ -119,11 +119,10 @@ async def run_stream(
     param: str,
     answer: StreamedAnswer,
     receive: Receive,
-    send: Send,
-    headers: Headers,
+    exchange: Exchange,
 ) -> None:
     """The whole exchange. Raises what the request failed with before its first event; ClientLeft."""
-    stream = EventStream(send, serving.start_task, headers)
+    stream = EventStream(exchange, serving.start_task)
 
     def on_end(error: Exception | None) -> None:
         if error is not None:
@@ -153,6 +152,8 @@ async def run_stream(
 
 
 async def _watch(receive: Receive, on_leave: Callable[[], None]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    on_leave()
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    finally:
+        on_leave()  # also when the server says it by raising; after the answer's end nobody hears it
