@@ -33,7 +33,6 @@ from trimaran.ipc.worker_messages import (
     WorkerReady,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
 M = TypeVar("M", bound=Struct)
 NUM_SLOTS = 4
 
@@ -102,7 +101,7 @@ class WorkerHost:
     def _spawn(self, rank: int) -> None:
         link, theirs = create_control_link()
         death = os.pipe()
-        environment = os.environ | {"PYTHONPATH": str(ROOT.parent), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+        environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
         command = [sys.executable, "-m", "trimaran.device_workers.process"]
         process = subprocess.Popen(
             [*command, *child_arguments(theirs.fileno(), death[0])],

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from trimaran.device_workers.platforms.contract import Backend, Clause, Found, MemoryKind, NotSupported, Platform
 from trimaran.device_workers.platforms.contract import Refused as PlatformRefused
 from trimaran.device_workers.platforms.detection import PLATFORMS, detect
@@ -84,6 +85,7 @@ def test_graphs_replay_for_other_sizes_or_are_declined(platform: Platform, tmp_p
             backend.capture_graph(lambda: None)
         return
     import torch
+
     from trimaran.ipc.facts import Problem
     from trimaran.kernels.catalog import CATALOG
     from trimaran.kernels.implementation import Services

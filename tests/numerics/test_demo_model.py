@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+
 from trimaran.ipc.worker_messages import Settled
 
 from ..step_driver import Row, StepDriver, start_engine

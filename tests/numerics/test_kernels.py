@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from trimaran.device_workers.platforms.cpu import CpuPlatform
 from trimaran.ipc.facts import Problem
 from trimaran.kernels.catalog import CATALOG

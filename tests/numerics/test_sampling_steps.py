@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from trimaran.device_workers.execution.contract import StepEngine
 from trimaran.ipc.plan import RowFlag
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from trimaran.device_workers.boot import describe, open_engine
 from trimaran.device_workers.models.config import read_config
 from trimaran.device_workers.models.parameters import parameters

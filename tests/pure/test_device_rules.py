@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
+
 from trimaran.device_workers.dtype_choice import DtypeMeasurements, candidates, choose_dtype
 from trimaran.device_workers.execution.progress import Progress, ProgressWatch
 from trimaran.device_workers.execution.row_table import RowTable

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trimaran.ipc.conditions import Refusal
 from trimaran.ipc.facts import DeviceCapability, DeviceProfile, Feature, Problem
 from trimaran.kernels.catalog import CATALOG

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trimaran.device_workers.models.config import parse_config, read_config
 from trimaran.device_workers.models.facts import make_facts, num_sampled_ids
 from trimaran.device_workers.models.parameters import num_parameters

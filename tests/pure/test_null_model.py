@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from trimaran.device_workers.platforms.null_engine import parse_script
 from trimaran.device_workers.platforms.null_model import NullModel, NullScript, expected_tokens
 from trimaran.ipc.conditions import Refusal
