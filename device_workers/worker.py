@@ -74,8 +74,10 @@ class Worker(Actor):
         match message:
             case Attach():
                 self._steps.deliver(NewRings(message.generation, descriptors))
-            case Stop() | Drain():
+            case Stop():
                 self.stop()
+            case Drain():
+                pass  # the core decides when nothing runs any more
             case _:
                 log.warning("a worker has no use for %s", type(message).__name__)
 
