@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,25 @@ def test_broken_caches_cost_a_warning_and_not_the_start(tmp_path: Path, harm: st
     assert chosen["paged_attention"] == "cpp_paged_attention"
     assert count_ties(reference, [5, 6, 7], tokens) == 0
     assert len(warnings) == {"none": 0, "unusable directory": 2}.get(harm, 1), warnings
+
+
+@pytest.mark.user_pain("M9")
+def test_two_starts_at_once_share_an_empty_cache(tmp_path: Path) -> None:
+    """Both build; each sees a whole file, and one library is left."""
+    code = (
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from trimaran.kernels.in_cpp.launches import CppSiluAndMul\n"
+        "from trimaran.kernels.in_cpp.library import open_library\n"
+        "def warn(text): raise SystemExit(text)\n"
+        f"kernel = CppSiluAndMul(open_library(Path({str(tmp_path)!r}), 1, warn))\n"
+        "out = torch.zeros(1, 4)\n"
+        "kernel(out, torch.ones(1, 8))\n"
+        "assert abs(float(out[0, 0]) - 0.7310586) < 1e-6\n"
+    )
+    starts = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [start.wait(60) for start in starts] == [0, 0]
+    assert [path.suffix for path in (tmp_path / "cpp").iterdir()] == [".so"]
 
 
 @pytest.mark.user_pain("M9")
