@@ -98,7 +98,7 @@ def main() -> None:
     options = parser.parse_args()
     command = [sys.executable, "-m", "trimaran.frontend.launch.commands", "serve"]
     command += [options.model] if options.model else []
-    command += ["--platform", "null", "--null-script", f"step_ms={options.step_ms:g}", "--port", str(options.port)]
+    command += ["--platform", "null", "--null-script", f"step_ms={options.step_ms:g} reads=last", "--port", str(options.port)]
     command += ["--frontends", str(options.frontends), "--max-num-seqs", str(max(options.streams, 16))]
     command += ["--max-batched-tokens", str(max(8192, options.streams * options.prompt_tokens))]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
