@@ -53,7 +53,7 @@ from ..ipc.frontend_messages import (
     Submit,
     ToCore,
 )
-from ..ipc.metrics import MetricFamily
+from ..ipc.metrics import MetricFamily, MetricKind, Sample
 from ..ipc.plan import StepResult
 from ..ipc.process import ControlLink
 from ..ipc.sampling import Sampling
@@ -112,6 +112,7 @@ class Core(Actor):
         self._next_internal = -1
         self._is_booted = False
         self._boot_s = 0.0
+        self._boot_phase: Phase | None = None
         self._draining = False
         self._loss = "the engine is starting"
         self._last_step_s = time.monotonic()
@@ -352,7 +353,8 @@ class Core(Actor):
         gc.collect()
         gc.freeze()
         took_s = time.monotonic() - self._boot_s
-        self._control.send(PhaseReport(Phase(name="boot token", process="core", began_s=self._boot_s, took_s=took_s)))
+        self._boot_phase = Phase(name="boot token", process="core", began_s=self._boot_s, took_s=took_s)
+        self._control.send(PhaseReport(self._boot_phase))
         self._control.send(Ready(self.group.generation, self._ready_lines()))
         self._broadcast_state()
 
@@ -444,7 +446,9 @@ class Core(Actor):
                 "num_requests_waiting": (0.0, "Sequences that wait for a row"),
                 "kv_cache_usage_perc": (0.0, "Share of KV blocks held, 0 to 1"),
             }
-        return [*self.statistics.families(gauges, counters), *self.totals.families()]
+        families = self.statistics.families(gauges, counters)
+        families.append(_phase_family(self._phases()))
+        return [*families, *self.totals.families()]
 
     def _compiled_after_ready(self) -> int:
         return sum(beat.compiled_after_ready for _, beat in self.group.heartbeats.values())
@@ -459,5 +463,18 @@ class Core(Actor):
             kernels=group.resolutions,
             decisions=group.decisions,
             memory=group.memory,
-            phases=group.phases,
+            phases=self._phases(),
         )
+
+    def _phases(self) -> tuple[Phase, ...]:
+        boot = () if self._boot_phase is None else (self._boot_phase,)
+        return self.configuration.phases + self.group.phases + boot
+
+
+def _phase_family(phases: tuple[Phase, ...]) -> MetricFamily:
+    samples = tuple(
+        Sample({"process": phase.process, "phase": phase.name}, phase.took_s)
+        for phase in phases
+        if phase.took_s is not None
+    )
+    return MetricFamily("startup_phase_seconds", MetricKind.GAUGE, "How long each phase of the start took", samples)

@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from .facts import Phase
+
 
 class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
     """One device worker. `core_address` is a ZeroMQ endpoint; the rings ride along (see control.Attach)."""
@@ -50,6 +52,7 @@ class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
     stall_limit_s: float = 20.0
     seed: int = 0
     idle_canary_s: float = 30.0
+    phases: tuple[Phase, ...] = ()  # of the start so far, for /v1/server_info
 
 
 class RequestLimits(Struct, frozen=True, kw_only=True):

@@ -98,7 +98,14 @@ def main() -> None:
     options = parser.parse_args()
     command = [sys.executable, "-m", "trimaran.frontend.launch.commands", "serve"]
     command += [options.model] if options.model else []
-    command += ["--platform", "null", "--null-script", f"step_ms={options.step_ms:g} reads=last", "--port", str(options.port)]
+    command += [
+        "--platform",
+        "null",
+        "--null-script",
+        f"step_ms={options.step_ms:g} reads=last",
+        "--port",
+        str(options.port),
+    ]
     command += ["--frontends", str(options.frontends), "--max-num-seqs", str(max(options.streams, 16))]
     command += ["--max-batched-tokens", str(max(8192, options.streams * options.prompt_tokens))]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -133,7 +140,8 @@ def main() -> None:
         "tokens": num_tokens,
         "failed": failed[:3],
         "num_failed": len(failed),
-        "share_of_ideal_rate": ideal_s / (last - first),
+        "share_of_ideal_rate": sum(ideal_s / (o.latency_s - o.ttft_s) for o in outcomes) / len(outcomes),
+        "share_of_ideal_rate_with_ramp": ideal_s / (last - first),
         "longest_gap_ms": max(max(outcome.itls_s, default=0.0) for outcome in outcomes) * 1e3,
         "cpu_s": spent,
         "tokens_per_frontend_cpu_s": num_tokens / max(spent["frontend"], TICK_S),

@@ -5,6 +5,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ...ipc.configuration import CoreConfiguration, FrontendConfiguration, RequestLimits, WorkerConfiguration
+from ...ipc.facts import Phase
 from .options import AUTO, Auto, Options
 
 
@@ -48,7 +49,9 @@ def frontend_configuration(options: Options, birth: Birth, *, index: int, incarn
     )
 
 
-def core_configuration(options: Options, birth: Birth, *, incarnation: int, generation: int) -> CoreConfiguration:
+def core_configuration(
+    options: Options, birth: Birth, *, incarnation: int, generation: int, phases: tuple[Phase, ...]
+) -> CoreConfiguration:
     return CoreConfiguration(
         incarnation=incarnation,
         generation=generation,
@@ -65,6 +68,7 @@ def core_configuration(options: Options, birth: Birth, *, incarnation: int, gene
         max_queued_tokens=_settled(options.max_queued_tokens),
         stall_limit_s=options.stall_limit,
         seed=options.seed,
+        phases=phases,
     )
 
 

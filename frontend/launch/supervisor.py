@@ -132,6 +132,7 @@ class Supervisor(Actor):
         self._worker_restarts = Restarts(options.max_restarts)
         self._pause_s = 0.0
         self._stall = ""
+        self._own_phases: list[Phase] = []
         self._changed = asyncio.Event()
         self._engine_down = asyncio.Event()
         self._settled = asyncio.Event()
@@ -335,7 +336,11 @@ class Supervisor(Actor):
         self.core_incarnation += 1
         self._core_restarts.started()
         configuration = core_configuration(
-            self.options, self._birth, incarnation=self.core_incarnation, generation=self.generation
+            self.options,
+            self._birth,
+            incarnation=self.core_incarnation,
+            generation=self.generation,
+            phases=tuple(self._own_phases),
         )
         self._core = self._spawn("core", self._launch.core, configuration, 1, rings.for_core())
         self._tell_frontends(CoreStarted(self.core_incarnation))
@@ -516,7 +521,10 @@ class Supervisor(Actor):
         began_s = time.monotonic()
         result = await work()
         took_s = time.monotonic() - began_s
-        self._on_phase(Phase(name=name, process="supervisor", began_s=began_s, took_s=took_s, detail=result.root))
+        self._own_phases.append(
+            Phase(name=name, process="supervisor", began_s=began_s, took_s=took_s, detail=result.root)
+        )
+        self._on_phase(self._own_phases[-1])
         return result
 
     async def _tick(self) -> None:
