@@ -322,6 +322,8 @@ def raw(served: Served, data: bytes, *, wait_s: float = 5.0) -> bytes:
         try:
             while b"\r\n\r\n" not in answer and (piece := stream.recv(65536)):
                 answer += piece
+        except TimeoutError:
+            return b"neither answered nor closed"
         except OSError:
             pass
         return answer
