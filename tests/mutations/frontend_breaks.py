@@ -145,7 +145,7 @@ FRONTEND_BREAKS = (
     Break(
         "X7: the body has no limit",
         "frontend/http/asgi.py",
-        "        if size > limit_bytes:\n",
+        "        if len(body) + len(piece) > limit_bytes:\n",
         "        if False:\n",
         (*REFUSALS, "-k", "x7"),
     ),
