@@ -346,3 +346,22 @@ def test_port_opens_soon_and_modules_are_few(served: Served) -> None:
     import sys
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_two_frontends_share_a_port(own: Served, model_directory: Path) -> None:
+    other = FrontendProcess(own.core.address, model_directory, index=1, port=own.frontend.port)
+    try:
+        eventually(lambda: {hello.index for hello in own.core.hellos} == {0, 1})
+
+        def who_answers() -> set[int]:
+            for _ in range(10):
+                assert httpx.post(f"{other.url}/v1/chat/completions", json={**CHAT, "max_tokens": 2}).status_code in (
+                    200,
+                    503,  # the second one still reads its tokenizer
+                )
+            return {submit.request_id >> 52 for submit in own.core.submits}
+
+        eventually(lambda: who_answers() == {0, 1}, 10)
+    finally:
+        other.stop()
+    assert all(httpx.get(f"{own.frontend.url}/health").status_code == 200 for _ in range(10))
