@@ -306,6 +306,8 @@ def test_o4_metrics(own: Served) -> None:
     for _ in range(3):
         own.http.post("/v1/chat/completions", json=CHAT)
     own.http.post("/v1/chat/completions", content=b"{")
+    time.sleep(0.4)
+    assert own.core.reports
     text = own.http.get("/metrics").text
     route = 'trimaran:http_requests_total{method="POST",route="/v1/chat/completions"'
     assert f'{route},status="200"}} 3.0' in text
@@ -313,6 +315,9 @@ def test_o4_metrics(own: Served) -> None:
     assert f"trimaran:generation_tokens_total {own.core.num_tokens}.0" in text
     assert 'trimaran:time_to_first_token_seconds_bucket{le="+Inf"} 6.0' in text
     assert all(float(line.split()[-1]) >= 0 for line in text.splitlines() if line and line[0] != "#")
+    report = next(iter(own.core.reports.values()))[0]
+    told = {(sample.labels["route"], sample.labels["status"]): sample.value for sample in report.samples}
+    assert told["/v1/chat/completions", "200"] == 3  # pushed without being asked for
     own.http.get("/some/path/nobody/knows")
     assert "nobody" not in own.http.get("/metrics").text
     own.core.stop()
