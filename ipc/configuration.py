@@ -64,7 +64,7 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
     max_stop_token_ids: int = 128
     max_logit_bias: int = 1024
     max_prompts: int = 2048
-    max_body_bytes: int = 64 << 20
+    max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
 
 

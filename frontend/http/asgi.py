@@ -31,13 +31,12 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes | bytearray:
     """The whole body. Raises ApiError 413 beyond the limit, 408 when it stalls; ClientLeft."""
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)
-    pieces: list[bytes] = []
-    size = 0
+    body = bytearray()  # one block, which goes back to the system whole; many small ones would not
     while True:
         try:
             async with asyncio.timeout(_STALLED_BODY_S):
@@ -46,15 +45,17 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
             raise ApiError(408, f"the request's body stalled for {_STALLED_BODY_S:g} s; send it again") from None
         if event["type"] == "http.disconnect":
             raise ClientLeft
-        pieces.append(event.get("body", b""))
-        size += len(pieces[-1])
-        if size > limit_bytes:
+        piece: bytes = event.get("body", b"")
+        if len(body) + len(piece) > limit_bytes:
             raise _too_large(limit_bytes)
+        if not body and not event.get("more_body", False):
+            return piece
+        body += piece
         if not event.get("more_body", False):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            return body
 
 
-async def read_json_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+async def read_json_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes | bytearray:
     """The body of a request that says it is JSON. Raises as read_body, and ApiError 415."""
     kind = header(scope, b"content-type")
     media = (kind or b"application/json").split(b";")[0].strip().lower()

@@ -42,6 +42,7 @@ from .serving import Serving
 _BACKLOG = 4096  # connections; the server's own default stops answering, /health included, at 128
 _HEADER_READ_TIMEOUT_MS = 30_000
 _REPORT_EVERY_S = 1.0
+_REPORT_PAUSE_S = 0.1
 _ORDERLY_END_S = 3.0  # for error events to reach clients that read
 _LISTENER_END_S = 1.0
 
@@ -119,9 +120,15 @@ class Frontend(Actor):
             return
 
     async def _report(self) -> None:
+        """Soon after a change, so that any frontend's /metrics is near the truth; at leisure for a core that is new."""
+        statistics = self._serving.statistics
         while True:
-            await asyncio.sleep(_REPORT_EVERY_S)
-            self._client.report(self._serving.statistics.families())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REPORT_EVERY_S):
+                    await statistics.changed.wait()
+            statistics.changed.clear()
+            self._client.report(statistics.families())
+            await asyncio.sleep(_REPORT_PAUSE_S)
 
     def _receive(self, message: ToChild, _: list[int]) -> None:
         match message:

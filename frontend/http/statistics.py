@@ -1,5 +1,6 @@
 """This frontend's own counts, pushed to the engine core, which adds them up over all frontends."""
 
+import asyncio
 from collections import Counter
 
 from ...ipc.metrics import MetricFamily, MetricKind, Sample
@@ -13,15 +14,18 @@ class Statistics:
         self._num_disconnects = 0
         self._num_slow_readers = 0
         self._num_open = 0
+        self.changed = asyncio.Event()
 
     def opened(self) -> None:
         """A request came."""
         self._num_open += 1
+        self.changed.set()
 
     def closed(self, method: str, route: str, status: int) -> None:
         """A request was answered; status 0: the client left before its status was sent."""
         self._num_open -= 1
         self._requests[method, route, status] += 1
+        self.changed.set()
 
     def client_left(self) -> None:
         """A client went while its tokens were made."""

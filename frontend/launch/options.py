@@ -116,7 +116,7 @@ class Options(Struct, frozen=True, kw_only=True):
         int | Auto,
         About("Server", COUNT_OR_AUTO, "prompt tokens that may wait; auto follows the KV cache"),
     ] = AUTO
-    max_body_bytes: Annotated[int, About("Server", Integer(1024), "largest request body")] = 64 * 1024 * 1024
+    max_body_bytes: Annotated[int, About("Server", Integer(1024), "largest request body")] = 32 * 1024 * 1024
     max_header_bytes: Annotated[int, About("Server", Integer(8192), "largest request head")] = 64 * 1024
     max_prompts: Annotated[int, About("Server", COUNT, "most prompts in one completions request")] = 2048
     max_n: Annotated[int, About("Server", COUNT, "largest n of a request")] = 128

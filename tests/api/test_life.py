@@ -306,6 +306,8 @@ def test_o4_metrics(own: Served) -> None:
     for _ in range(3):
         own.http.post("/v1/chat/completions", json=CHAT)
     own.http.post("/v1/chat/completions", content=b"{")
+    time.sleep(0.4)
+    assert own.core.reports
     text = own.http.get("/metrics").text
     route = 'trimaran:http_requests_total{method="POST",route="/v1/chat/completions"'
     assert f'{route},status="200"}} 3.0' in text
@@ -313,6 +315,9 @@ def test_o4_metrics(own: Served) -> None:
     assert f"trimaran:generation_tokens_total {own.core.num_tokens}.0" in text
     assert 'trimaran:time_to_first_token_seconds_bucket{le="+Inf"} 6.0' in text
     assert all(float(line.split()[-1]) >= 0 for line in text.splitlines() if line and line[0] != "#")
+    report = next(iter(own.core.reports.values()))[0]
+    told = {(sample.labels["route"], sample.labels["status"]): sample.value for sample in report.samples}
+    assert told["/v1/chat/completions", "200"] == 3  # pushed without being asked for
     own.http.get("/some/path/nobody/knows")
     assert "nobody" not in own.http.get("/metrics").text
     own.core.stop()
@@ -346,3 +351,22 @@ def test_port_opens_soon_and_modules_are_few(served: Served) -> None:
     import sys
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_two_frontends_share_a_port(own: Served, model_directory: Path) -> None:
+    other = FrontendProcess(own.core.address, model_directory, index=1, port=own.frontend.port)
+    try:
+        eventually(lambda: {hello.index for hello in own.core.hellos} == {0, 1})
+
+        def who_answers() -> set[int]:
+            for _ in range(10):
+                assert httpx.post(f"{other.url}/v1/chat/completions", json={**CHAT, "max_tokens": 2}).status_code in (
+                    200,
+                    503,  # the second one still reads its tokenizer
+                )
+            return {submit.request_id >> 52 for submit in own.core.submits}
+
+        eventually(lambda: who_answers() == {0, 1}, 10)
+    finally:
+        other.stop()
+    assert all(httpx.get(f"{own.frontend.url}/health").status_code == 200 for _ in range(10))

@@ -76,5 +76,5 @@ class TokenRoutes:
             len(text), lambda: served.text.tokenizer.encode(text, add_special_tokens=adds_special)
         )
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request) -> bytes | bytearray:
         return await read_json_body(request.scope, request.receive, self._serving.limits.max_body_bytes)
