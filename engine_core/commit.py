@@ -64,6 +64,7 @@ class Committer:
             cached[index] = self._first_token(self._sequence(rows[index]), now)
         self._remember(record)
         self._observe(rows, firsts, now, record)
+        self.statistics.step_seconds += result.seconds
         done = np.zeros(len(rows), np.uint8)
         over: list[Request] = [failure.request for failure in failures]
         request_ids, choices, owners = table.request_id[rows], table.choice[rows], table.owner[rows]

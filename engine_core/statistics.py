@@ -16,6 +16,8 @@ _REASONS = {
     FinishReason.ABORTED: "abort",
 }
 
+STEP_PARTS = ("build", "forward", "sample", "copy")  # StepResult.seconds
+
 Array = np.ndarray[Any, Any]
 
 
@@ -57,6 +59,7 @@ class Statistics:
         self.num_rejected = 0
         self.num_generations = 0
         self.finished = dict.fromkeys(FinishReason, 0)
+        self.step_seconds = np.zeros(len(STEP_PARTS), np.float64)
         self.time_to_first_token = Histogram(_SECONDS)
         self.inter_token_latency = Histogram(_SECONDS)
         self.request_latency = Histogram(_SECONDS)
@@ -96,6 +99,17 @@ class Statistics:
                 MetricKind.COUNTER,
                 "Sequences finished, by reason",
                 tuple(Sample({"finished_reason": reason}, float(count)) for reason, count in reasons.items()),
+            )
+        )
+        families.append(
+            MetricFamily(
+                "worker_step_seconds_total",
+                MetricKind.COUNTER,
+                "Time that rank 0 spent in steps, by part; the rest of the time it waited",
+                tuple(
+                    Sample({"part": part}, float(seconds))
+                    for part, seconds in zip(STEP_PARTS, self.step_seconds, strict=True)
+                ),
             )
         )
         for name, histogram, text in self._histograms():

@@ -235,11 +235,11 @@ class NullEngine:
         return {"weights": 0, "activations": 0, "kv_cache": self._num_bytes}
 
     def forward(self, plan: StepPlan) -> None:
-        began = time.monotonic()
+        self._began_s = time.monotonic()
         self._num_steps += 1
         self.progress.begin(int(plan.step[0]))
         pace = self._settings.pace
-        self._ends_s = began + pace.step_s + pace.prefill_s_per_token * len(plan.token_ids)
+        self._ends_s = self._began_s + pace.step_s + pace.prefill_s_per_token * len(plan.token_ids)
         self._strike_before()
         self._model.forward(plan)
 
@@ -247,6 +247,7 @@ class NullEngine:
         result = self._model.sample(masks)
         self._pass_time()
         self.progress.end()
+        result.seconds = np.array([0.0, time.monotonic() - self._began_s, 0.0, 0.0])
         return self._strike_after(result)
 
     def drop_rows(self) -> None:
