@@ -16,16 +16,17 @@ import zmq
 from ..ipc.actor import Actor
 from ..ipc.channel import RouterChannel
 from ..ipc.conditions import Refusal
-from ..ipc.configuration import CoreConfiguration
+from ..ipc.configuration import HANG_FACTOR, CoreConfiguration
 from ..ipc.control import (
     Attach,
     Drain,
     Drained,
     FrontendLost,
+    GroupFault,
     PhaseReport,
+    Pulse,
     Ready,
     Refused,
-    StallReport,
     Stop,
     ToChild,
     WorkersLost,
@@ -69,7 +70,6 @@ from .worker_group import WorkerGroup
 log = logging.getLogger("trimaran.core")
 
 HEARTBEAT_S = 1.0
-HANG_FACTOR = 6  # stalled for this many stall limits: the worker group is restarted
 _BOOT_TOKEN = 0
 
 
@@ -104,6 +104,7 @@ class Core(Actor):
             on_ready=self._workers_ready,
             on_result=self._result,
             on_refusal=self._refuse,
+            on_fault=self._distrust,
         )
         self._owners: dict[bytes, Owner] = {}
         self._by_number: dict[int, Owner] = {}
@@ -300,6 +301,12 @@ class Core(Actor):
         if self._draining:
             self._control.send(Drained())
 
+    def _distrust(self, text: str) -> None:
+        """The group computes wrongly: its requests fail now, and nothing it says counts any more."""
+        log.error("generation %d: %s", self.group.generation, text)
+        self._control.send(GroupFault(self.group.generation, text))
+        self._lose_workers(WorkersLost(self.group.generation, text))
+
     def _lose_frontend(self, message: FrontendLost) -> None:
         gone = [
             owner
@@ -390,6 +397,7 @@ class Core(Actor):
     async def _beat(self) -> None:
         interval = min(HEARTBEAT_S, self.configuration.stall_limit_s / 4)
         while True:
+            self._control.send(Pulse())
             self._broadcast_state()
             self._watch_stall()
             idle_s = time.monotonic() - self._last_step_s
@@ -400,14 +408,14 @@ class Core(Actor):
 
     def _watch_stall(self) -> None:
         now, limit_s = time.monotonic(), self.configuration.stall_limit_s
-        stall = self.group.stall(limit_s, now) if self._is_booted else None
+        stall = self.group.stall(limit_s, now) if self.group.is_ready else None
         if stall is None:
             self._stalled_since = None
         elif self._stalled_since is None:
             log.warning("not ready: %s", stall)
             self._stalled_since = now
         elif now - self._stalled_since > (HANG_FACTOR - 1) * limit_s:
-            self._control.send(StallReport(self.group.generation, stall))
+            self._control.send(GroupFault(self.group.generation, f"it hung: {stall}"))
             self._stalled_since = now
 
     def _refuse(self, error: Exception) -> None:
@@ -451,7 +459,7 @@ class Core(Actor):
         return [*families, *self.totals.families()]
 
     def _compiled_after_ready(self) -> int:
-        return sum(beat.compiled_after_ready for _, beat in self.group.heartbeats.values())
+        return sum(beat.compiled_after_ready for beat in self.group.heartbeats.values())
 
     def _info(self) -> ServerInfo:
         group = self.group

@@ -58,7 +58,9 @@ class _Arrival:
 
 
 class WorkerGroup:
-    """`on_ready` is called when all ranks can run plans; `on_result` with each step's result, in order."""
+    """`on_ready` is called when all ranks can run plans; `on_result` with each step's result, in order;
+    `on_fault` when results cannot be trusted any more, with the reason.
+    """
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class WorkerGroup:
         on_ready: Callable[[], None],
         on_result: Callable[[StepResult | StepError], None],
         on_refusal: Callable[[Exception], None],
+        on_fault: Callable[[str], None],
     ) -> None:
         self.configuration = configuration
         self.generation = 0
@@ -75,7 +78,8 @@ class WorkerGroup:
         self.settled: Settled | None = None
         self.limits: EngineLimits | None = None
         self.model: ModelFacts | None = None
-        self._on_ready, self._on_result, self._on_refusal = on_ready, on_result, on_refusal
+        self._on_ready, self._on_result = on_ready, on_result
+        self._on_refusal, self._on_fault = on_refusal, on_fault
         self._channel: RouterChannel[FromWorker] = RouterChannel(
             context, configuration.workers_address, FROM_WORKER, self._message
         )
@@ -83,7 +87,8 @@ class WorkerGroup:
         self._hellos: dict[int, WorkerHello] = {}
         self._loaded: dict[int, Loaded] = {}
         self._ready: dict[int, WorkerReady] = {}
-        self.heartbeats: dict[int, tuple[float, Heartbeat]] = {}
+        self.heartbeats: dict[int, Heartbeat] = {}
+        self._heard_s: dict[int, float] = {}
         self._peers: dict[int, bytes] = {}
         self._sizing: tuple[Decision, ...] = ()
         self._plans: RingWriter | None = None
@@ -128,7 +133,7 @@ class WorkerGroup:
             os.close(descriptor)
         self._plans, self._results, self._doorbell, self._owned, self._arrived = None, [], None, [], []
         self.is_ready = False
-        for told in (self._hellos, self._loaded, self._ready, self.heartbeats, self._peers):
+        for told in (self._hellos, self._loaded, self._ready, self.heartbeats, self._heard_s, self._peers):
             told.clear()
 
     # plans and results
@@ -170,7 +175,12 @@ class WorkerGroup:
         """Hand over each step that all ranks have returned."""
         while self._arrived and all(queue and queue[0].result is not None for queue in self._arrived):
             results = [queue.popleft().result for queue in self._arrived]
-            self._on_result(self._agreed(results))
+            try:
+                agreed = self._agreed(results)
+            except RanksDisagree as error:
+                self._on_fault(str(error))
+                return
+            self._on_result(agreed)
 
     def _agreed(self, results: list[StepResult | StepError | None]) -> StepResult | StepError:
         for result in results:
@@ -191,6 +201,7 @@ class WorkerGroup:
             log.info("dropped %s of generation %d", type(message).__name__, message.generation)
             return
         self._peers[message.rank] = peer
+        self._heard_s[message.rank] = time.monotonic()
         try:
             self._handle(message, frames)
         except Exception as error:
@@ -212,7 +223,7 @@ class WorkerGroup:
                     self.is_ready = True
                     self._on_ready()
             case Heartbeat():
-                self.heartbeats[message.rank] = (time.monotonic(), message)
+                self.heartbeats[message.rank] = message
             case OversizedResult():
                 self._arrive_late(message, frames)
             case KernelsChanged():
@@ -272,13 +283,11 @@ class WorkerGroup:
     def stall(self, limit_s: float, now: float) -> str | None:
         """Why the group cannot make a token now: a silent worker, or a step that gets nowhere; None if it can."""
         for rank in range(self._num_ranks):
-            known = self.heartbeats.get(rank)
-            if known is None:
-                continue
-            received_s, beat = known
-            if now - received_s > limit_s:
-                return f"worker {rank} has been silent for {now - received_s:.1f} s (limit {limit_s:g} s)"
-            if beat.step is not None and beat.progress_age_s > limit_s:
+            silent_s = now - self._heard_s.get(rank, now)
+            if silent_s > limit_s:
+                return f"worker {rank} has been silent for {silent_s:.1f} s (limit {limit_s:g} s)"
+            beat = self.heartbeats.get(rank)
+            if beat is not None and beat.step is not None and beat.progress_age_s > limit_s:
                 return f"step {beat.step} of worker {rank} has got nowhere for {beat.progress_age_s:.1f} s"
         return None
 

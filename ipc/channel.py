@@ -113,8 +113,7 @@ class DealerChannel(_Channel[T]):
         super().__init__(context.socket(zmq.DEALER), decoder)
         self._on_message = on_message
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)  # without back-off: a part that has restarted is met at once
         self._socket.connect(address)
 
     def send(self, message: Struct, *frames: Frame) -> None:

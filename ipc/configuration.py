@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+HANG_FACTOR = 6  # what has got nowhere for this many stall limits is killed and restarted
+
 from .facts import Phase
 
 

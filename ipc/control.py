@@ -99,6 +99,10 @@ class Ready(Message, frozen=True, tag="ready"):
     lines: tuple[str, ...] = ()
 
 
+class Pulse(Message, frozen=True, tag="pulse"):
+    """From the core and frontends, each second: this process's loop still turns."""
+
+
 class Drained(Message, frozen=True, tag="drained"):
     """Nothing of this child's runs any more."""
 
@@ -115,15 +119,15 @@ class Fault(Message, frozen=True, tag="fault"):
     text: str
 
 
-class StallReport(Message, frozen=True, tag="stall_report"):
-    """From the core: the worker group is beyond the hang limit and should be restarted."""
+class GroupFault(Message, frozen=True, tag="group_fault"):
+    """From the core: the worker group hangs or computes wrongly, and must be killed and started again."""
 
     generation: int
     text: str
 
 
 ToChild = Begin | Attach | ModelKnown | PhaseNotice | CoreStarted | CoreLost | FrontendLost | WorkersLost | Drain | Stop
-FromChild = PhaseReport | Listening | Ready | Drained | Refused | Fault | StallReport
+FromChild = PhaseReport | Listening | Ready | Drained | Refused | Fault | GroupFault | Pulse
 
 TO_CHILD: Decoder[ToChild] = Decoder(ToChild)
 FROM_CHILD: Decoder[FromChild] = Decoder(FromChild)

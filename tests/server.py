@@ -52,6 +52,7 @@ class Server:
         self._wait = wait
         self.lines: list[str] = []
         self.process: subprocess.Popen[str]
+        self._reader: threading.Thread | None = None
         self.http = httpx.Client(base_url=self.url, timeout=60)
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=60, max_retries=0)
 
@@ -68,6 +69,7 @@ class Server:
 
     def start(self) -> None:
         """Spawn and, unless told not to, wait until ready."""
+        self._close_output()
         self.process = subprocess.Popen(
             [*self._command, "serve", *self.arguments],
             stdout=subprocess.PIPE,
@@ -85,7 +87,7 @@ class Server:
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
 
-    def end(self, limit_s: float = 30) -> int:
+    def stop(self, limit_s: float = 30) -> int:
         """SIGTERM, then wait; SIGKILL where that does not help. The exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -94,19 +96,34 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         code = self.process.wait(10)
-        self._reader.join(10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._join_reader()
+        return code
+
+    def end(self, limit_s: float = 30) -> int:
+        """Stop, and give back what the test holds of it. The exit code."""
+        code = self.stop(limit_s)
+        self._close_output()
         self.http.close()
         self.openai.close()
         if self.run_parent == Path(self._folder.name):
             self._folder.cleanup()
         return code
 
+    def _join_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.join(10)
+
+    def _close_output(self) -> None:
+        """Of the process before, if there was one."""
+        if self._reader is not None:
+            self._join_reader()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
     def ended(self, limit_s: float) -> int:
         """Wait for it to end by itself; the exit code."""
         code = self.process.wait(limit_s)
-        self._reader.join(10)
+        self._join_reader()
         return code
 
     @property
@@ -126,16 +143,17 @@ class Server:
     def status(self, path: str) -> int:
         """The HTTP status of a GET, 0 when nobody answers."""
         try:
-            return self.http.get(path, timeout=5).status_code
+            return self.http.get(path, timeout=5, headers={"connection": "close"}).status_code
         except httpx.HTTPError:
             return 0
 
     def wait_ready(self, limit_s: float = 60) -> None:
-        """Until /ready answers 200."""
+        """Until every frontend's /ready answers 200."""
+        num_looks = 1 if "--frontends" not in self.arguments else 8  # each connection may meet another frontend
 
         def is_ready() -> bool:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}\n{self.output}"
-            return self.status("/ready") == 200
+            return all(self.status("/ready") == 200 for _ in range(num_looks))
 
         self.until(is_ready, limit_s, "ready")
 

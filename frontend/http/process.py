@@ -27,6 +27,7 @@ from ...ipc.control import (
     Listening,
     ModelKnown,
     PhaseNotice,
+    Pulse,
     Refused,
     Stop,
     ToChild,
@@ -41,6 +42,7 @@ from .serving import Serving
 
 _BACKLOG = 4096  # connections; the server's own default stops answering, /health included, at 128
 _HEADER_READ_TIMEOUT_MS = 30_000
+_PULSE_EVERY_S = 1.0
 _REPORT_EVERY_S = 1.0
 _REPORT_PAUSE_S = 0.1
 _ORDERLY_END_S = 3.0  # for error events to reach clients that read
@@ -90,6 +92,7 @@ class Frontend(Actor):
         self.start_task(self._announce(), "announce the port")
         self.start_task(self._report(), "push statistics")
         self._link.open(self._receive, self.stop)
+        self.start_task(self._pulse(), "pulse")
 
     async def close(self) -> None:
         """Nothing of ours outlives the process."""
@@ -118,6 +121,11 @@ class Frontend(Actor):
             writer.close()
             self._link.send(Listening(self._configuration.port))
             return
+
+    async def _pulse(self) -> None:
+        while True:
+            self._link.send(Pulse())
+            await asyncio.sleep(_PULSE_EVERY_S)
 
     async def _report(self) -> None:
         """Soon after a change, so that any frontend's /metrics is near the truth; at leisure for a core that is new."""

@@ -74,6 +74,7 @@ class Child:
         self.fault: str | None = None
         self.last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self.exit_code: int | None = None
+        self.num_silent_ticks: int | None = None  # the supervisor's count since the last Pulse; None before the first
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self.link: ControlLink[FromChild]

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ...ipc.actor import Actor
 from ...ipc.conditions import Refusal, TrimaranError
-from ...ipc.configuration import Configuration
+from ...ipc.configuration import HANG_FACTOR, Configuration
 from ...ipc.control import (
     Attach,
     Begin,
@@ -28,13 +28,14 @@ from ...ipc.control import (
     Fault,
     FromChild,
     FrontendLost,
+    GroupFault,
     Listening,
     ModelKnown,
     PhaseNotice,
     PhaseReport,
+    Pulse,
     Ready,
     Refused,
-    StallReport,
     Stop,
     ToChild,
     WorkersLost,
@@ -131,8 +132,9 @@ class Supervisor(Actor):
         self._core_restarts = Restarts(options.max_restarts)
         self._worker_restarts = Restarts(options.max_restarts)
         self._pause_s = 0.0
-        self._stall = ""
+        self._group_fault = ""
         self._own_phases: list[Phase] = []
+        self._has_listened = False
         self._changed = asyncio.Event()
         self._engine_down = asyncio.Event()
         self._settled = asyncio.Event()
@@ -409,8 +411,10 @@ class Supervisor(Actor):
                 self._fail(Refusal(message.text))
             case Fault():
                 child.fault = message.text
-            case StallReport():
-                self._on_stall(message)
+            case GroupFault():
+                self._on_group_fault(message)
+            case Pulse():
+                child.num_silent_ticks = 0
         self._changed.set()
 
     def printed(self, child: Child, line: str) -> None:
@@ -451,8 +455,8 @@ class Supervisor(Actor):
         self._on_engine_part_end(self._core_restarts, child.cause())
 
     def _on_worker_end(self, child: Child) -> None:
-        cause = f"{child.name} {self._stall}" if self._stall else child.cause()
-        self._stall = ""
+        cause = f"{child.name} {self._group_fault}" if self._group_fault else child.cause()
+        self._group_fault = ""
         group, self._workers = self._workers, {}
         for other in group.values():
             other.kill()
@@ -477,9 +481,9 @@ class Supervisor(Actor):
             self._progress.line(f"{cause}; {what}.")
         return pause_s
 
-    def _on_stall(self, message: StallReport) -> None:
-        if message.generation == self.generation and self._workers and not self._stall:
-            self._stall = f"hung and was killed: {message.text}"
+    def _on_group_fault(self, message: GroupFault) -> None:
+        if message.generation == self.generation and self._workers and not self._group_fault:
+            self._group_fault = f"was killed: {message.text}"
             for worker in self._workers.values():
                 worker.kill()
 
@@ -487,7 +491,8 @@ class Supervisor(Actor):
         for place in self._frontends:
             if place.child is child:
                 place.port = port
-        if all(place.port is not None for place in self._frontends) and self.generation <= 1:
+        if not self._has_listened and all(place.port is not None for place in self._frontends):
+            self._has_listened = True
             elapsed_s = time.monotonic() - self._began_s
             host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
             self._progress.line(f"Listening on http://{host}:{port} after {elapsed_s:.2f} s.")
@@ -528,9 +533,10 @@ class Supervisor(Actor):
         return result
 
     async def _tick(self) -> None:
-        """Once a second while not ready: the phase to frontends, a sign of life, and the deadline."""
+        """Once a second: whether children live; while not ready the phase to frontends, a sign of life, the deadline."""
         while True:
             await asyncio.sleep(_TICK_S)
+            self._kill_silent()
             if self._unready_since_s is None:
                 continue
             now = time.monotonic()
@@ -545,6 +551,20 @@ class Supervisor(Actor):
                         f"{phase.name}, for {now - phase.began_s:.0f} s. {_last_words(self._processes)}"
                     )
                 )
+
+    def _kill_silent(self) -> None:
+        """A core or frontend whose loop turns no more is as good as dead.
+
+        Ticks are counted, not seconds, so that a machine that was suspended kills nobody when it wakes.
+        """
+        for child in (self._core, *(place.child for place in self._frontends)):
+            if child is None or child.num_silent_ticks is None:
+                continue
+            child.num_silent_ticks += 1
+            silent_s = child.num_silent_ticks * _TICK_S
+            if silent_s > HANG_FACTOR * self.options.stall_limit + _TICK_S:
+                child.fault = child.fault or f"it was silent for {silent_s:.0f} s and was taken for hung"
+                child.kill()
 
     def _phase_notice(self) -> PhaseNotice:
         return PhaseNotice(self._phase, time.monotonic() - (self._unready_since_s or self._began_s))

@@ -21,11 +21,11 @@ from trimaran.ipc.control import (
     Drain,
     Drained,
     Fault,
+    GroupFault,
     Listening,
     PhaseReport,
     Ready,
     Refused,
-    StallReport,
     Stop,
 )
 from trimaran.ipc.facts import Phase
@@ -95,7 +95,7 @@ class FakeChild:
             if not self.behaviour.get("never_ready"):
                 self.link.send(Ready(generation, ("a decision",)))
             if self.behaviour.get("stall") and generation == 1:
-                self.link.send(StallReport(generation, "no progress for 9 s"))
+                self.link.send(GroupFault(generation, "no progress for 9 s"))
         else:
             plans_in = RingReader(descriptors[0], self.index, descriptors[1])
             results_out = RingWriter(descriptors[2], [descriptors[3]])
