@@ -186,7 +186,7 @@ class Options(Struct, frozen=True, kw_only=True):
         float, About("Life cycle", Number(0, unit="seconds"), "time for live requests to end after SIGTERM")
     ] = 30.0
     stall_limit: Annotated[
-        float, About("Life cycle", Number(0.1, unit="seconds"), "a step without progress for so long makes /ready fail")
+        float, About("Life cycle", Number(1, unit="seconds"), "a step without progress for so long makes /ready fail")
     ] = 20.0
     start_timeout: Annotated[
         float, About("Life cycle", Number(1, unit="seconds"), "a start that takes longer is ended with its cause")
