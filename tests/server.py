@@ -105,8 +105,7 @@ class Server:
         self._close_output()
         self.http.close()
         self.openai.close()
-        if self.run_parent == Path(self._folder.name):
-            self._folder.cleanup()
+        self._folder.cleanup()
         return code
 
     def _join_reader(self) -> None:

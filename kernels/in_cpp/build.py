@@ -27,6 +27,7 @@ COMPILE_FLAGS = (
 LINK_FLAGS = ("-shared", "-fopenmp")
 BUILD_TIMEOUT_S = 120.0
 _DIGEST_BYTES = 32
+_TEMPORARY_PREFIX = "trimaran-cpp-"
 
 
 class BuildFailed(RuntimeError):
@@ -77,7 +78,13 @@ def ensure_library(cache_dir: Path | None, warn: Callable[[str], None]) -> Path:
             return build(compiler, target)
         except OSError as error:
             warn(f"the kernel cache {target.parent} cannot be written ({error}): kernels are built for this start only")
-    return build(compiler, Path(tempfile.mkdtemp(prefix="trimaran-cpp-")) / "kernels.so")
+    return build(compiler, Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX)) / "kernels.so")
+
+
+def discard_temporary(path: Path) -> None:
+    """Once it is loaded, a library that no cache keeps needs no name; the process keeps its content."""
+    if path.parent.name.startswith(_TEMPORARY_PREFIX):
+        shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def is_whole(path: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .build import ensure_library, rebuild_library
+from .build import discard_temporary, ensure_library, rebuild_library
 
 NUM_POINTERS = 12
 NUM_NUMBERS = 12
@@ -186,4 +186,5 @@ def open_library(cache_dir: Path | None, num_threads: int, warn: Callable[[str],
         except (OSError, AttributeError) as error:
             warn(f"the cached C++ kernels {path} do not load ({error}): built again")
             _opened[num_threads] = Library(rebuild_library(path), num_threads)
+        discard_temporary(path)
     return _opened[num_threads]
