@@ -295,6 +295,8 @@ class Core(Actor):
         self._stalled_since = None
         self._loss = f"the device workers are being restarted: {message.cause}"
         if self.engine is not None:
+            for step in self.engine.in_flight():
+                log.error("lost in generation %d: %s", message.generation, step)
             self._fail(self.engine.fail_all(FailKind.WORKER_LOST, f"the device worker was lost: {message.cause}"))
             self.engine = None
         self._broadcast_state()

@@ -106,6 +106,16 @@ class Engine:
             return None
         return self._end(request, [request.sequences[choice]], now)
 
+    def in_flight(self) -> list[str]:
+        """The steps that have not returned, for the log: sizes, and the requests in them."""
+        told = []
+        for record in self.scheduler.in_flight:
+            sequences = [self.table.sequences[row] for row in record.rows]
+            requests = sorted({sequence.request.request_id for sequence in sequences if sequence is not None})
+            size = f"{len(record.rows)} sequences, {record.num_tokens} tokens, {record.num_prefill_tokens} of prompts"
+            told.append(f"step {record.step} ({size}) with requests {requests}")
+        return told
+
     def fail_all(self, kind: FailKind, text: str) -> list[Failure]:
         """The worker group is gone: every live request fails, every block and row is free."""
         failures = [self.committer.fail(request, kind, text) for request in self.requests.values()]

@@ -69,6 +69,7 @@ def test_ranks_that_disagree_are_a_device_fault(demo_folder: Path) -> None:
         endings = run_three(server)
         assert sorted(ending.kind for ending in endings) == ["503", "error", "error"]
         assert all("rank 1" in ending.text for ending in endings), endings
+        assert server.printed(r"lost in generation 1: step \d+ \(3 sequences, 3 tokens, .*with requests \[\d+, ")
         server.wait_ready(20)
         assert not set(server.pids("worker")) & set(workers) and server.pids("core") == core
         assert server.complete("d", max_tokens=40)["usage"]["completion_tokens"] == 40

@@ -105,6 +105,18 @@ def test_a_boot_token_that_hangs_is_seen(demo_folder: Path) -> None:
         assert server.complete("c", max_tokens=5)["usage"]["completion_tokens"] == 5
 
 
+@pytest.mark.long
+@pytest.mark.user_pain("C5")
+def test_a_frontend_that_hangs_is_restarted(demo_folder: Path) -> None:
+    """It holds a share of all connections; the others go on meanwhile."""
+    with nothing_left(Server(demo_folder, "--stall-limit", "1", "--frontends", "2", script="step_ms=10")) as server:
+        stopped = server.kill("frontend", signal.SIGSTOP)
+        server.until(lambda: server.printed("frontend .* was taken for hung"), 15, "noticed")
+        server.until(lambda: len(server.pids("frontend")) == 2 and stopped not in server.pids("frontend"), 5, "a new one")
+        server.wait_ready(10)
+        server.assert_idle()
+
+
 @pytest.mark.user_pain("C5")
 def test_a_core_that_hangs_is_restarted(demo_folder: Path) -> None:
     with nothing_left(Server(demo_folder, "--stall-limit", "1", script="step_ms=10")) as server:

@@ -1,6 +1,7 @@
 """The deliberate breaks: what a shortcut could fake, and the tests that must notice."""
 
 from broken import Break
+from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
@@ -78,4 +79,5 @@ BREAKS = (
         SCHEDULING,
     ),
     *FRONTEND_BREAKS,
+    *FAULT_BREAKS,
 )
