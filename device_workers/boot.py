@@ -142,7 +142,7 @@ def _tensor_engine(
     threads = Decision(
         name="threads",
         value=str(described.num_threads),
-        reason="asked for by --threads" if configuration.num_threads else f"{usable_cores()} cores over the ranks",
+        reason="asked for by --worker-threads" if configuration.num_threads else f"{usable_cores()} cores over the ranks",
         overridden=configuration.num_threads is not None,
     )
     return TensorEngine(

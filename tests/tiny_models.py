@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 SIZES: dict[str, Any] = {
@@ -69,3 +70,13 @@ def save(config: PreTrainedConfig, directory: Path, *, shard_bytes: str = "5GB")
                 parameter.normal_(std=0.15)
     model.save_pretrained(directory, max_shard_size=shard_bytes)
     return model
+
+
+def save_tokenizer(directory: Path) -> None:
+    """A token per byte and names for the other ids of the tiny vocabulary, for tests through a frontend."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    rest = [f"<{index}>" for index in range(len(alphabet), SIZES["vocab_size"])]
+    tokenizer = Tokenizer(models.BPE(vocab={text: index for index, text in enumerate(alphabet + rest)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))

@@ -234,8 +234,9 @@ template <class T> void rotary_and_kv_write(const Launch& a, const int64_t* size
     }
 }
 
-// ---- linear: pointers out, x, packed, bias (or null); numbers inputs K, outputs N, x stride, out dtype.
-// Packed: panels of NR outputs, inputs outermost. bfloat16 keeps pairs of inputs of one output side by side.
+// ---- linear: pointers out, x, packed, bias (or null); numbers inputs K, outputs N, x stride, out dtype, weight dtype.
+// Packed: panels of NR outputs, inputs outermost. bfloat16 keeps pairs of inputs of one output side by side. Float32 x may
+// meet bfloat16 weights, which widen exactly: half the memory to read for the same result.
 constexpr int NR = 32;
 
 inline void put(void* out, int64_t dtype, int64_t index, Vec v, int64_t count) {
@@ -268,18 +269,23 @@ template <class T, int M> inline void multiply(Vec (&acc)[M][2], const T* panel,
     acc[m][1] += b * w1;
   }
 }
-template <int M> inline void multiply_pairs(Vec (&acc)[M][2], const Bf16* panel, const float* const (&x)[M], int64_t k2) {
+// Two inputs at once. With `kDot` the rows of x are pairs of bfloat16 words, else floats.
+template <bool kDot, int M>
+inline void multiply_pairs(Vec (&acc)[M][2], const Bf16* panel, const float* const (&x)[M], int64_t k2) {
   VecU w0, w1;
   std::memcpy(&w0, panel + k2 * 2 * NR, 64);
   std::memcpy(&w1, panel + k2 * 2 * NR + 2 * W, 64);
 #if defined(__AVX512BF16__)
+  if constexpr (kDot) {
 #pragma GCC unroll 12
-  for (int m = 0; m < M; ++m) {
-    __m512bh b = (__m512bh)_mm512_set1_epi32(((const int32_t*)x[m])[k2]);
-    acc[m][0] = (Vec)_mm512_dpbf16_ps((__m512)acc[m][0], b, (__m512bh)w0);
-    acc[m][1] = (Vec)_mm512_dpbf16_ps((__m512)acc[m][1], b, (__m512bh)w1);
+    for (int m = 0; m < M; ++m) {
+      __m512bh b = (__m512bh)_mm512_set1_epi32(((const int32_t*)x[m])[k2]);
+      acc[m][0] = (Vec)_mm512_dpbf16_ps((__m512)acc[m][0], b, (__m512bh)w0);
+      acc[m][1] = (Vec)_mm512_dpbf16_ps((__m512)acc[m][1], b, (__m512bh)w1);
+    }
+    return;
   }
-#else
+#endif
   Vec even0 = (Vec)(w0 << 16), odd0 = (Vec)(w0 & 0xffff0000u), even1 = (Vec)(w1 << 16), odd1 = (Vec)(w1 & 0xffff0000u);
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
@@ -287,10 +293,9 @@ template <int M> inline void multiply_pairs(Vec (&acc)[M][2], const Bf16* panel,
     acc[m][0] += e * even0; acc[m][0] += o * odd0;
     acc[m][1] += e * even1; acc[m][1] += o * odd1;
   }
-#endif
 }
 
-template <class T, int M>
+template <class T, bool kDot, int M>
 void block(const T* panel, const float* const* rows, Vec (*out)[2], int64_t K) {
   Vec acc[M][2] = {};
   const float* x[M];
@@ -304,16 +309,16 @@ void block(const T* panel, const float* const* rows, Vec (*out)[2], int64_t K) {
         __builtin_prefetch(panel + k * 2 * NR + 1024 + 32);
         __builtin_prefetch(panel + k * 2 * NR + 1024 + 64);
         __builtin_prefetch(panel + k * 2 * NR + 1024 + 96);
-        multiply_pairs<M>(acc, panel, x, k);
-        multiply_pairs<M>(more, panel, x, k + 1);
+        multiply_pairs<kDot, M>(acc, panel, x, k);
+        multiply_pairs<kDot, M>(more, panel, x, k + 1);
       }
-      for (; k < K / 2; ++k) multiply_pairs<M>(acc, panel, x, k);
+      for (; k < K / 2; ++k) multiply_pairs<kDot, M>(acc, panel, x, k);
       for (int m = 0; m < M; ++m) { acc[m][0] += more[m][0]; acc[m][1] += more[m][1]; }
     } else {
       for (int64_t k = 0; k < K / 2; ++k) {
         __builtin_prefetch(panel + k * 2 * NR + 1024);
         __builtin_prefetch(panel + k * 2 * NR + 1024 + 32);
-        multiply_pairs<M>(acc, panel, x, k);
+        multiply_pairs<kDot, M>(acc, panel, x, k);
       }
     }
   } else {
@@ -337,21 +342,21 @@ void block(const T* panel, const float* const* rows, Vec (*out)[2], int64_t K) {
   for (int m = 0; m < M; ++m) { out[m][0] = acc[m][0]; out[m][1] = acc[m][1]; }
 }
 
-template <class T> int64_t block_of(const T* panel, const float* const* rows, Vec (*out)[2], int64_t K, int64_t M) {
-  if (M >= 12) { block<T, 12>(panel, rows, out, K); return 12; }
-  if (M > 8) { block<T, 12>(panel, rows, out, K); return M; }
-  if (M > 6) { block<T, 8>(panel, rows, out, K); return M; }
-  if (M > 4) { block<T, 6>(panel, rows, out, K); return M; }
-  if (M > 2) { block<T, 4>(panel, rows, out, K); return M; }
-  if (M == 2) { block<T, 2>(panel, rows, out, K); return 2; }
-  block<T, 1>(panel, rows, out, K);
+template <class T, bool kDot> int64_t block_of(const T* panel, const float* const* rows, Vec (*out)[2], int64_t K, int64_t M) {
+  if (M >= 12) { block<T, kDot, 12>(panel, rows, out, K); return 12; }
+  if (M > 8) { block<T, kDot, 12>(panel, rows, out, K); return M; }
+  if (M > 6) { block<T, kDot, 8>(panel, rows, out, K); return M; }
+  if (M > 4) { block<T, kDot, 6>(panel, rows, out, K); return M; }
+  if (M > 2) { block<T, kDot, 4>(panel, rows, out, K); return M; }
+  if (M == 2) { block<T, kDot, 2>(panel, rows, out, K); return 2; }
+  block<T, kDot, 1>(panel, rows, out, K);
   return 1;
 }
 
-template <class T> void linear(const Launch& a, const int64_t* sizes, Team team) {
-  const T *x = at<T>(a, 1), *packed = at<T>(a, 2), *bias = at<T>(a, 3);
+template <class T, class Weight = T> void linear(const Launch& a, const int64_t* sizes, Team team) {
+  const T *x = at<T>(a, 1), *bias = at<T>(a, 3); const Weight* packed = at<Weight>(a, 2);
   int64_t K = a.numbers[0], N = a.numbers[1], stride = a.numbers[2], out_dtype = a.numbers[3], T_ = sizes[0];
-  constexpr bool direct = std::is_same_v<T, float> || (std::is_same_v<T, Bf16> && kBf16Pairs);
+  constexpr bool kDot = std::is_same_v<T, Bf16> && kBf16Pairs, direct = std::is_same_v<T, float> || kDot;
   constexpr int64_t kRows = 96;  // rows of x that share one pass over a panel
   int64_t panels = (N + NR - 1) / NR, row_pieces = (T_ + kRows - 1) / kRows;
   float* converted = direct ? nullptr : scratch(kRows * K);
@@ -378,9 +383,9 @@ template <class T> void linear(const Launch& a, const int64_t* sizes, Team team)
     int64_t n = panel * NR, left = std::min<int64_t>(NR, N - n);
     if (bias)
       for (int64_t i = 0; i < left; ++i) (i < W ? bias0[i] : bias1[i - W]) = value(bias[n + i]);
-    const T* weights = packed + panel * NR * K;
+    const Weight* weights = packed + panel * NR * K;
     for (int64_t r = 0; r < count;) {
-      int64_t done = block_of<T>(weights, rows + r, out, K, count - r);
+      int64_t done = block_of<Weight, kDot>(weights, rows + r, out, K, count - r);
       for (int64_t m = 0; m < done; ++m) {
         int64_t index = (begin + r + m) * N + n;
         put(a.pointers[0], out_dtype, index, out[m][0] + bias0, left);
@@ -674,7 +679,9 @@ void execute(const Launch& a, const int64_t* sizes, Team team) {
     case 1: DTYPES(norm)
     case 2: DTYPES(silu_and_mul)
     case 3: DTYPES(rotary_and_kv_write)
-    case 4: DTYPES(linear)
+    case 4:
+      if (a.kernel % 4 == 0 && a.numbers[4] == 1) { linear<float, Bf16>(a, sizes, team); return; }
+      DTYPES(linear)
     case 5: DTYPES(paged_attention)
     case 6: greedy_sample(a, sizes, team); return;
     case 7: sample(a, sizes, team); return;

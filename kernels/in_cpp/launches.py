@@ -80,23 +80,31 @@ class CppPagedAttention(_CppKernel):
 
 
 class PackedWeight(NamedTuple):
-    """A weight in panels, its bias, and its sizes."""
+    """A weight in panels, its bias, its sizes, and the dtype its panels have."""
 
     panels: torch.Tensor
     bias_N: torch.Tensor | None
     num_outputs: int
     num_inputs: int
+    dtype: torch.dtype
 
 
 class CppLinear(_CppKernel):
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-        return PackedWeight(self.library.pack(weight), bias, *weight.shape)
+        kept = weight.to(torch.bfloat16) if _is_exact_in_bfloat16(weight) else weight
+        return PackedWeight(self.library.pack(kept), bias, *weight.shape, kept.dtype)
 
     def __call__(self, *arguments: Any) -> None:
         out, x, packed = arguments
         tensors = (out, x, packed.panels, packed.bias_N)
-        numbers = (packed.num_inputs, packed.num_outputs, x.stride(0), DTYPE_CODES[out.dtype])
+        codes = DTYPE_CODES[out.dtype], DTYPE_CODES[packed.dtype]
+        numbers = (packed.num_inputs, packed.num_outputs, x.stride(0), *codes)
         self.library.launch(_code(LINEAR, x.dtype), tensors, numbers, x.shape[0])
+
+
+def _is_exact_in_bfloat16(weight: torch.Tensor) -> bool:
+    """Whether a float32 weight was widened from bfloat16: half the bytes then hold all of it."""
+    return weight.dtype is torch.float32 and not bool((weight.view(torch.int32) & 0xFFFF).any())
 
 
 class CppGreedySample(_CppKernel):

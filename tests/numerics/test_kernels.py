@@ -91,6 +91,23 @@ def test_linear_over_batch_sizes(dtype: torch.dtype, num_tokens: int, services: 
     torch.testing.assert_close(out, x.float() @ weight.float().T, rtol=0, atol=5e-5)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 12, 40])
+def test_linear_keeps_widened_weights_narrow(num_tokens: int, services: Services) -> None:
+    """Float32 weights that are exact in bfloat16 take half the memory and give what float32 ones give."""
+    implementation = next(implementation for implementation in CATALOG if implementation.name == "cpp_linear")
+    kernel = loaded(implementation, make_problem("float32", 64), services)
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, 250, generator=generator)
+    weight = (torch.randn(83, 250, generator=generator) / 16).bfloat16().float()
+    packed = kernel.pack(weight, torch.ones(83))  # type: ignore[attr-defined]
+    assert packed.dtype is torch.bfloat16
+    out = torch.empty(num_tokens, 83)
+    kernel(out, x, packed)
+    torch.testing.assert_close(out, x @ weight.T + 1, rtol=0, atol=5e-6)
+    weight[7, 9] += 1e-6
+    assert kernel.pack(weight, None).dtype is torch.float32  # type: ignore[attr-defined]
+
+
 def test_philox_known_answers() -> None:
     """Known answers of Random123's own test vectors for philox4x32 with 10 rounds."""
     ones = 0xFFFFFFFF
