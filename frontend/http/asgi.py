@@ -44,7 +44,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes |
         except TimeoutError:
             raise ApiError(408, f"the request's body stalled for {_STALLED_BODY_S:g} s; send it again") from None
         if event["type"] == "http.disconnect":  # a client that only broke its body off can still read an answer
-            raise ApiError(400, "the request's body broke off before its end; send it again")
+            raise ApiError(400, "the request's body broke off or its chunks are malformed; send it again")
         piece: bytes = event.get("body", b"")
         if len(body) + len(piece) > limit_bytes:
             raise _too_large(limit_bytes)
