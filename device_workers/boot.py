@@ -67,7 +67,7 @@ def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) ->
         shard=shard,
         registry=registry,
         choices=choices,
-        num_threads=configuration.num_threads or max(1, usable_cores() // configuration.num_ranks),
+        num_threads=configuration.num_threads or _fair_threads(configuration),
     )
 
 
@@ -139,19 +139,13 @@ def _tensor_engine(
     sampled_ids = num_sampled_ids(Path(configuration.model), config)
     on_phase("collectives")
     communicator = backend.communicator(_group(configuration))
-    threads = Decision(
-        name="threads",
-        value=str(described.num_threads),
-        reason="asked for by --worker-threads" if configuration.num_threads else f"{usable_cores()} cores over the ranks",
-        overridden=configuration.num_threads is not None,
-    )
     return TensorEngine(
         EngineParts(
             backend=backend,
             config=config,
             shard=shard,
             model=model,
-            decisions=(described.detection.decision, dtype_decision, threads),
+            decisions=(described.detection.decision, dtype_decision, _threads_decision(configuration, described)),
             open_source=_source_opener(configuration, dtype),
             num_sampled_ids=sampled_ids,
             registry=described.registry,
@@ -173,6 +167,21 @@ def _group(configuration: WorkerConfiguration) -> WorkerGroup:
         generation=configuration.generation,
         run_directory=configuration.run_directory,
         timeout_s=configuration.collective_timeout_s,
+    )
+
+
+def _fair_threads(configuration: WorkerConfiguration) -> int:
+    return max(1, usable_cores() // configuration.num_ranks)
+
+
+def _threads_decision(configuration: WorkerConfiguration, described: Described) -> Decision:
+    asked = described.num_threads != _fair_threads(configuration)
+    shared = f"{usable_cores()} cores over {configuration.num_ranks} workers"
+    return Decision(
+        name="threads",
+        value=str(described.num_threads),
+        reason="asked for by --worker-threads" if asked else shared,
+        overridden=asked,
     )
 
 

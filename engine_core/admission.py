@@ -53,6 +53,8 @@ def admit(
     ids += [token_id for token_id, _ in submit.sampling.logit_bias]
     if any(not 0 <= token_id < door.vocab_size for token_id in ids):
         return reject(RejectKind.INVALID, f"a stop or bias token id is outside the vocabulary of {door.vocab_size}")
+    if (wrong := _out_of_range(submit.sampling)) is not None:
+        return reject(RejectKind.INVALID, wrong)
     if len(prompt) >= door.max_model_len:
         return reject(
             RejectKind.TOO_LONG,
@@ -89,6 +91,16 @@ def admit(
         pooling=submit.pooling,
         grammar=submit.grammar,
     )
+
+
+def _out_of_range(sampling: Sampling) -> str | None:
+    """A number that the plan's columns cannot hold. It would end the engine, and with it everybody else's requests."""
+    bounds = {"seed": 2**64, "top_k": 2**31, "min_tokens": sampling.max_tokens + 1}
+    bounds |= dict.fromkeys(("num_logprobs", "num_prompt_logprobs"), 2**31)
+    for name, bound in bounds.items():
+        if not 0 <= (getattr(sampling, name) or 0) < bound:
+            return f"{name} must be at least 0 and below {bound}"
+    return None
 
 
 def _with_seed(sampling: Sampling, order: int, default_seed: int) -> Sampling:

@@ -9,6 +9,7 @@ class Sampling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     `end_token_ids` are the model's own ends (ignored when the user asked to ignore them: then empty);
     `stop_token_ids` are the user's. Both end a sequence; the first kind is never shown as text.
     `max_tokens` counts output tokens and is always set. Temperature 0 is greedy. `top_k` 0 is off.
+    `seed` is an unsigned word of 64 bits.
     """
 
     max_tokens: int

@@ -57,7 +57,11 @@ class Server:
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=60, max_retries=0)
 
     def __enter__(self) -> "Server":
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.end()
+            raise
         return self
 
     def __exit__(

@@ -17,6 +17,7 @@ from .refusals import RequestRefused
 _PATH = re.compile(r"`\$\.?([^`]+)`")
 _GREEDY_BELOW = 1e-4  # logits divided by less say nothing that the largest does not, and may overflow
 INT32_MAX = 2**31 - 1
+_WORD = 2**64 - 1
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
@@ -120,7 +121,7 @@ def settle(
         top_p=_first(params.top_p, defaults.top_p, 1.0),
         top_k=max(0, int(_first(params.top_k, defaults.top_k, 0))),
         min_p=_first(params.min_p, defaults.min_p, 0.0),
-        seed=params.seed,
+        seed=None if params.seed is None else params.seed & _WORD,  # a negative one: its two's complement
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=_first(params.repetition_penalty, defaults.repetition_penalty, 1.0),

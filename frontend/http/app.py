@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ..client.refusals import RequestFailed, RequestRefused
 from ..text.template import TemplateRefusal
 from .access import Access
-from .asgi import ClientLeft, Exchange, Receive, Scope, Send, header
+from .asgi import ClientLeft, Exchange, Receive, Scope, Send
 from .errors import INTERNAL_ERROR, ApiError, api_error
 from .routes.chat import ChatRoute
 from .routes.completions import CompletionsRoute
@@ -93,8 +93,6 @@ class App:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._serving.limits.max_header_bytes or len(scope["headers"]) > _MAX_HEADERS:
             raise ApiError(431, "the request's headers are too large")
-        if header(scope, b"content-length") is not None and header(scope, b"transfer-encoding") is not None:
-            raise ApiError(400, "Content-Length and Transfer-Encoding contradict each other; send one of them")
 
     def _route(self, scope: Scope) -> str:
         """A bounded set of names, whatever clients ask for."""

@@ -32,7 +32,7 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes | bytearray:
-    """The whole body. Raises ApiError 413 beyond the limit, 408 when it stalls; ClientLeft."""
+    """The whole body. Raises ApiError 413 beyond the limit, 408 when it stalls, 400 when it breaks off."""
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)
@@ -43,8 +43,8 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes |
                 event = await receive()
         except TimeoutError:
             raise ApiError(408, f"the request's body stalled for {_STALLED_BODY_S:g} s; send it again") from None
-        if event["type"] == "http.disconnect":
-            raise ClientLeft
+        if event["type"] == "http.disconnect":  # a client that only broke its body off can still read an answer
+            raise ApiError(400, "the request's body broke off or its chunks are malformed; send it again")
         piece: bytes = event.get("body", b"")
         if len(body) + len(piece) > limit_bytes:
             raise _too_large(limit_bytes)

@@ -350,12 +350,6 @@ def test_x7_headers_and_bodies_are_bounded(served: Served) -> None:
     assert memory_kib(status, "VmHWM") - before < 50 << 10
 
 
-def test_x7_two_lengths_are_refused(served: Served) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    answer = raw(served, head + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 400")
-
-
 def test_p3_many_short_prompts_do_not_hold_the_loop(served: Served) -> None:
     """Encoded together in a thread: the frontend answers others meanwhile."""
     prompts = [f"{index} " + "a few words " * 60 for index in range(1500)]

@@ -129,9 +129,7 @@ def descendants(server: Server) -> list[psutil.Process]:
 
 def all_gone(processes: list[psutil.Process]) -> bool:
     """None of them runs any more."""
-    return not [
-        process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    ]
+    return not [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 @contextmanager
@@ -144,6 +142,8 @@ def nothing_left(server: Server) -> Iterator[Server]:
         pids = {str(process.pid) for process in mine} | {str(server.process.pid)}
         assert server.stop() == 0, server.output[-2000:]
         assert all_gone(mine)
-        left = [name for name in set(os.listdir("/dev/shm")) - before if "trimaran" in name or pids & set(name.split("_"))]
+        left = [
+            name for name in set(os.listdir("/dev/shm")) - before if "trimaran" in name or pids & set(name.split("_"))
+        ]
         assert not left
         assert not list(server.run_parent.iterdir())

@@ -258,7 +258,10 @@ def test_q2_a_salt_separates_and_the_same_salt_shares(pair: Server) -> None:
     assert cached() > 1100
     assert cached(cache_salt="a") == 0 and cached(cache_salt="b") == 0
     assert cached(cache_salt="a") > 1100 and cached(cache_salt="b") > 1100
-    texts = {pair.complete(prompt, max_tokens=8, temperature=0, cache_salt=salt)["choices"][0]["text"] for salt in ("a", "b", "c")}
+    texts = {
+        pair.complete(prompt, max_tokens=8, temperature=0, cache_salt=salt)["choices"][0]["text"]
+        for salt in ("a", "b", "c")
+    }
     assert len(texts) == 1, "a salt changed the answer"
 
 

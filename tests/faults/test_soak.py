@@ -59,7 +59,9 @@ class Mix:
         elif kind == "leave":
             await self._leave(client, body, draw)
         elif kind == "wrong":
-            wrong = draw.choice([{"max_tokens": -1}, {"prompt": []}, {"model": "other"}, {"logprobs": 1000}, {"n": 10**6}])
+            wrong = draw.choice(
+                [{"max_tokens": -1}, {"prompt": []}, {"model": "other"}, {"logprobs": 1000}, {"n": 10**6}]
+            )
             answer = await client.post("/v1/completions", json={**body, **wrong})
             assert 400 <= answer.status_code < 500, answer.text
         else:

@@ -112,7 +112,9 @@ def test_a_frontend_that_hangs_is_restarted(demo_folder: Path) -> None:
     with nothing_left(Server(demo_folder, "--stall-limit", "1", "--frontends", "2", script="step_ms=10")) as server:
         stopped = server.kill("frontend", signal.SIGSTOP)
         server.until(lambda: server.printed("frontend .* was taken for hung"), 15, "noticed")
-        server.until(lambda: len(server.pids("frontend")) == 2 and stopped not in server.pids("frontend"), 5, "a new one")
+        server.until(
+            lambda: len(server.pids("frontend")) == 2 and stopped not in server.pids("frontend"), 5, "a new one"
+        )
         server.wait_ready(10)
         server.assert_idle()
 

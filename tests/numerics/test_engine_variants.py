@@ -154,7 +154,9 @@ def test_penalties_after_a_preemption(plain: Subject) -> None:
 
 def test_a_seed_survives_a_preemption(plain: Subject) -> None:
     engine, _ = plain
-    asks = [(prompt, Sampling(max_tokens=40, temperature=0.8, seed=index)) for index, prompt in enumerate(prompts()[:6])]
+    asks = [
+        (prompt, Sampling(max_tokens=40, temperature=0.8, seed=index)) for index, prompt in enumerate(prompts()[:6])
+    ]
     calm = EngineDriver(engine).run_arriving(asks)
     driver = EngineDriver(engine, num_blocks=16, max_num_seqs=8)
     driver.engine.scheduler._horizon = driver.engine.scheduler._first_horizon = 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trimaran.frontend.http import asgi
-from trimaran.frontend.http.asgi import ClientLeft, Receive, read_body
+from trimaran.frontend.http.asgi import Receive, read_body
 from trimaran.frontend.http.errors import ApiError
 
 
@@ -60,6 +60,8 @@ async def test_a_stalled_body_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.status == 408
 
 
-async def test_a_client_that_leaves_raises() -> None:
-    with pytest.raises(ClientLeft):
+async def test_a_body_that_breaks_off_is_refused() -> None:
+    """The client may still read: without an answer the HTTP server would say 500 for us."""
+    with pytest.raises(ApiError, match="broke off") as refused:
         await read_body(SCOPE, sending([piece(b"a", True), {"type": "http.disconnect"}]), 3)
+    assert refused.value.status == 400
