@@ -2,9 +2,9 @@
 
 from msgspec import Struct
 
-HANG_FACTOR = 6  # what has got nowhere for this many stall limits is killed and restarted
-
 from .facts import Phase
+
+HANG_FACTOR = 6  # what has got nowhere for this many stall limits is killed and restarted
 
 
 class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):

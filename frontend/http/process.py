@@ -91,7 +91,7 @@ class Frontend(Actor):
         self._http = self.start_task(self._serve(), "http server")
         self.start_task(self._announce(), "announce the port")
         self.start_task(self._report(), "push statistics")
-        self._link.open(self._receive, self.stop)
+        self._link.open(self._receive, _orphaned)
         self.start_task(self._pulse(), "pulse")
 
     async def close(self) -> None:
@@ -185,6 +185,11 @@ class Frontend(Actor):
         self._server.stop()  # type: ignore[no-untyped-call]
         await asyncio.wait([self._http], timeout=_LISTENER_END_S)  # it waits for clients without a limit of its own
         self.stop()
+
+
+def _orphaned() -> None:
+    """The supervisor is gone; its death kills this process at any moment, so nothing is begun any more."""
+    os._exit(1)
 
 
 def main() -> None:

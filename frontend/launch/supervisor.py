@@ -533,7 +533,7 @@ class Supervisor(Actor):
         return result
 
     async def _tick(self) -> None:
-        """Once a second: whether children live; while not ready the phase to frontends, a sign of life, the deadline."""
+        """Once a second: hung children; while not ready the phase to frontends, a sign of life, the deadline."""
         while True:
             await asyncio.sleep(_TICK_S)
             self._kill_silent()

@@ -112,7 +112,10 @@ def test_a_dead_frontend(demo_folder: Path, count: int, phases: tuple[str, ...])
 
 
 @pytest.mark.user_pain("C4")
-@pytest.mark.parametrize("phase", ["loading", *PHASES])
+@pytest.mark.parametrize(
+    "phase",
+    ["loading", "prefill", "20 streams", *(pytest.param(name, marks=pytest.mark.long) for name in ("idle", "decode"))],
+)
 def test_a_dead_supervisor_takes_all_along(demo_folder: Path, phase: str) -> None:
     loads = phase == "loading"
     script = SCRIPT + (" load_ms=3000" if loads else "")

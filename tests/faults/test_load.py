@@ -203,6 +203,8 @@ def test_o4_counters_are_the_clients_own_sums(demo_folder: Path) -> None:
         for _ in range(5):
             assert server.http.post("/v1/completions", json={"prompt": []}).status_code == 400
         server.assert_idle()
+        route = 'http_requests_total{method="POST",route="/v1/completions",status='
+        server.until(lambda: _answered(server, route) == [40, 5], 3, "both frontends have reported")
         after = server.metrics()
         lows: list[float] = []
         _watch_gauges(server, lows)
@@ -215,12 +217,14 @@ def test_o4_counters_are_the_clients_own_sums(demo_folder: Path) -> None:
         assert grown('request_success_total{finished_reason="length"}') == sum(1 + n % 3 for n in range(30)) + 10
         assert grown("time_to_first_token_seconds_count") == 40
         assert after['time_to_first_token_seconds_bucket{le="+Inf"}'] == after["time_to_first_token_seconds_count"]
-        route = 'http_requests_total{method="POST",route="/v1/completions",status='
-        counts = [sum(value for name, value in after.items() if name.startswith(f'{route}"{s}"')) for s in (200, 400)]
-        assert counts == [40, 5]
         assert min(lows) >= 0 and min(after.values()) >= 0
         server.assert_idle()
         server.until(lambda: _texts(server) == 1, 3, "all frontends say the same")
+
+
+def _answered(server: Server, route: str) -> list[float]:
+    metrics = server.metrics()
+    return [metrics.get(f'{route}"{status}"}}', 0.0) for status in (200, 400)]
 
 
 def _texts(server: Server) -> int:
@@ -239,8 +243,7 @@ def _watch_gauges(server: Server, lows: list[float]) -> None:
     ended_before = server.metrics()
     for stream in streams:
         stream.vanish(reset=True)
-    for _ in range(10):
-        lows.append(min(server.metrics().values()))
+    lows.extend(min(server.metrics().values()) for _ in range(10))
     server.assert_idle()
     aborted = server.metrics()['request_success_total{finished_reason="abort"}']
     assert aborted - ended_before['request_success_total{finished_reason="abort"}'] == 20
@@ -287,7 +290,7 @@ def test_m10_the_first_request_is_as_fast_as_the_next(demo_folder: Path) -> None
 @pytest.mark.user_pain("M12")
 @pytest.mark.parametrize(
     ("seconds", "platform"),
-    [(6, "null"), pytest.param(60, "null", marks=pytest.mark.long), pytest.param(60, "cpu", marks=pytest.mark.long)],
+    [(4, "null"), pytest.param(60, "null", marks=pytest.mark.long), pytest.param(60, "cpu", marks=pytest.mark.long)],
 )
 @pytest.mark.timeout(150)
 def test_m12_idleness_is_cheap(demo_folder: Path, seconds: int, platform: str) -> None:

@@ -54,7 +54,7 @@ def test_stopped_while_idle(server: Server) -> None:
 
 @pytest.mark.user_pain("C5")
 def test_a_long_prefill_is_no_stall(demo_folder: Path) -> None:
-    _prefill_for(demo_folder, 5)
+    _prefill_for(demo_folder, 3)
 
 
 @pytest.mark.long
@@ -95,6 +95,7 @@ def test_a_hung_step_is_seen_and_its_group_restarted(demo_folder: Path) -> None:
         assert server.complete("c", max_tokens=50)["usage"]["completion_tokens"] == 50
 
 
+@pytest.mark.long
 @pytest.mark.user_pain("C5")
 def test_a_boot_token_that_hangs_is_seen(demo_folder: Path) -> None:
     """Not ready yet is no reason to wait for ever."""

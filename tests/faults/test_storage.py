@@ -17,6 +17,13 @@ from trimaran.tests.server import Server
 
 SERVE = [sys.executable, "-P", "-m", "trimaran.frontend.launch.commands"]
 
+ASK = """
+import sys, urllib.request
+body = b'{"prompt": "x", "max_tokens": 3}'
+ask = urllib.request.Request(sys.argv[1] + "/v1/completions", body, {"content-type": "application/json"})
+print(urllib.request.urlopen(ask).read())
+"""
+
 
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[Path]:
@@ -51,10 +58,10 @@ def test_a_full_disk_is_a_refusal(demo_file: Path, tmp_path: Path) -> None:
 
 
 def test_no_room_for_the_run_directory(demo_folder: Path, tmp_path: Path) -> None:
-    with mounted(tmp_path / "run", "size=16k,nr_inodes=1") as run:
-        with Server(demo_folder, run_parent=run, wait=False) as server:
-            assert server.ended(10) == 2
-            assert "--run-dir" in server.lines[-1] and "Traceback" not in server.output
+    full = mounted(tmp_path / "run", "size=16k,nr_inodes=1")
+    with full as run, Server(demo_folder, run_parent=run, wait=False) as server:
+        assert server.ended(10) == 2
+        assert "--run-dir" in server.lines[-1] and "Traceback" not in server.output
 
 
 @pytest.mark.user_pain("M9")
@@ -74,6 +81,7 @@ def test_a_read_only_cache_costs_one_warning_each(demo_folder: Path, tmp_path: P
     assert not left, "the kernels of this start were left behind"
 
 
+@pytest.mark.long
 @pytest.mark.user_pain("M9")
 @pytest.mark.model
 def test_two_starts_share_an_empty_cache_and_a_third_finds_it_damaged(demo_file: Path, tmp_path: Path) -> None:
@@ -134,11 +142,8 @@ def test_a_machine_without_a_network(demo_folder: Path) -> None:
     command = in_namespace("-n", "ip link set lo up")
     with Server(demo_folder, command=command, wait=False) as server:
         server.until(lambda: server.printed("^Ready") and server.printed("^Listening"), 15, "ready")
-        body = '{"prompt": "x", "max_tokens": 3}'
-        ask = f"import urllib.request as r; print(r.urlopen(r.Request('{server.url}/v1/completions', b'''{body}''')).read())"
-        asked = [sys.executable, "-c", ask.replace("b'''", "headers={'content-type': 'application/json'}, data=b'''")]
-        enter = ["nsenter", "-n", "-t", str(server.process.pid)]
-        server.until(lambda: b"length" in subprocess.run([*enter, *asked], capture_output=True).stdout, 10, "an answer")
+        asked = ["nsenter", "-n", "-t", str(server.process.pid), sys.executable, "-c", ASK, server.url]
+        server.until(lambda: b"length" in subprocess.run(asked, capture_output=True).stdout, 10, "an answer")
         for counter in ("InEchos", "OutNoRoutes"):
             told = Path(f"/proc/{server.process.pid}/net/snmp").read_text().splitlines()
             found = [dict(zip(a.split(), b.split(), strict=True)) for a, b in zip(told[::2], told[1::2], strict=True)]
