@@ -1,6 +1,7 @@
 """kill -9 of every process in every phase: terminals in time, a 503 meanwhile, service again, nothing left."""
 
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -168,6 +169,29 @@ def test_two_parts_die_at_the_same_instant(demo_folder: Path) -> None:
         assert_failed_in_time(crowd.endings(), killed_s, ("error", "503"))
         server.wait_ready(20)
         assert server.pids("frontend") == frontends
+        assert_serves(server)
+
+
+@pytest.mark.long
+@pytest.mark.user_pain("C3")
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.timeout(150)
+def test_deaths_at_random(demo_folder: Path, seed: int) -> None:
+    """Parts die while others start, drain their queues or die themselves; every request still ends."""
+    draw = random.Random(seed)
+    arguments = ("--frontends", "2", "--tensor-parallel", "2", "--max-restarts", "100")
+    with nothing_left(Server(demo_folder, *arguments, script=SCRIPT)) as server:
+        crowd = Crowd(server)
+        for number in range(9):
+            for _ in range(3):
+                crowd.add_plain(f"request {number}", max_tokens=draw.randint(1, 100))
+            living = [pid for role in ROLES for pid in server.pids(role)]
+            os.kill(draw.choice(living), signal.SIGKILL)
+            time.sleep(draw.choice([0.0, 0.05, 0.3, 1.0, 2.5]))
+        kinds = {ending.kind for ending in crowd.endings(30)}
+        assert kinds <= {"200", "503", "closed"}, kinds
+        server.wait_ready(60)
+        assert [len(server.pids(role)) for role in ROLES] == [2, 1, 2]
         assert_serves(server)
 
 
