@@ -105,19 +105,23 @@ def serve(arguments: Sequence[str]) -> int:
     from .progress import create_progress
     from .supervisor import Supervisor
 
+    progress = create_progress()
+
     async def run() -> None:
-        supervisor = Supervisor(options, create_progress())
+        supervisor = Supervisor(options, progress)
         _install_signals(supervisor)
         await supervisor.run()
 
     try:
         asyncio.run(run())
     except Refusal as refusal:
-        print(f"trimaran serve: {refusal}", file=sys.stderr)
+        progress.line(f"trimaran serve: {refusal}")
         return 2
     except TrimaranError as error:
-        print(f"trimaran serve: {error}", file=sys.stderr)
+        progress.line(f"trimaran serve: {error}")
         return 1
+    finally:
+        progress.close()
     return 0
 
 

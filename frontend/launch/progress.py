@@ -8,17 +8,22 @@ import time
 from typing import Any, Protocol
 
 from ...ipc.facts import Phase
+from .outlet import Outlet
 
 QUIET_LIMIT_S = 10.0  # a start that says nothing for so long looks dead
 
 
 class Progress(Protocol):
-    """Told of phases and lines from the event loop. `tick` comes about once a second until `finish`."""
+    """Told of phases and lines from the event loop. `tick` comes about once a second until `finish`, `flush` for ever;
+    `close` is the end.
+    """
 
     def phase(self, phase: Phase, elapsed_s: float) -> None: ...
     def line(self, text: str) -> None: ...
     def tick(self, elapsed_s: float) -> None: ...
     def finish(self) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
 
 
 def create_progress(*, quiet: bool = False) -> Progress:
@@ -48,6 +53,12 @@ class SilentProgress:
     def finish(self) -> None:
         pass
 
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
 
 class PlainProgress:
     """A line for each phase that ends or takes longer than a second, and one at least every ten seconds."""
@@ -56,6 +67,7 @@ class PlainProgress:
         self._running: dict[tuple[str, str], Phase] = {}
         self._announced: set[tuple[str, str]] = set()
         self._said_s = time.monotonic()
+        self._outlet = Outlet()
 
     def phase(self, phase: Phase, elapsed_s: float) -> None:
         key = (phase.process, phase.name)
@@ -68,7 +80,7 @@ class PlainProgress:
 
     def line(self, text: str) -> None:
         self._said_s = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
+        self._outlet.line(text)
 
     def tick(self, elapsed_s: float) -> None:
         for key, phase in self._running.items():
@@ -82,6 +94,12 @@ class PlainProgress:
     def finish(self) -> None:
         self._running.clear()
         self._announced.clear()
+
+    def flush(self) -> None:
+        self._outlet.flush()
+
+    def close(self) -> None:
+        self._outlet.close()
 
     def _say(self, elapsed_s: float, text: str) -> None:
         self.line(f"[{elapsed_s:6.1f} s] {text}")
@@ -136,6 +154,12 @@ class TerminalProgress:
             self._bars.stop()
             self._bars = None
             self._tasks.clear()
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def _percent(phase: Phase) -> str:

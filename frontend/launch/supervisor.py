@@ -537,6 +537,7 @@ class Supervisor(Actor):
         while True:
             await asyncio.sleep(_TICK_S)
             self._kill_silent()
+            self._progress.flush()
             if self._unready_since_s is None:
                 continue
             now = time.monotonic()

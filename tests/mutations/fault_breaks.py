@@ -122,6 +122,13 @@ FAULT_BREAKS = (
         (*LOAD, "-k", "p6"),
     ),
     Break(
+        "an unread output stops the server",
+        "frontend/launch/outlet.py",
+        "    return bool(poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000))\n",
+        "    return True\n",
+        ("tests/faults/test_unread_output.py", "-k", "stops", "--timeout", "30"),
+    ),
+    Break(
         "M9: a library built for one start is left behind",
         "kernels/in_cpp/library.py",
         "        discard_temporary(path)\n",

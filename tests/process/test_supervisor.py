@@ -48,6 +48,12 @@ class Lines:
     def finish(self) -> None:
         pass
 
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
 
 class Harbour:
     """A folder for fake children, and what they logged there."""
