@@ -884,9 +884,9 @@ class Meeting {
 // happens again, but never so many that the end of the crowd goes unnoticed for long.
 class Crowding {
  public:
-  int64_t threads(int64_t asked) {
+  int64_t threads(int64_t asked, bool is_pass) {
     if (num_alone_ == 0) return asked;
-    --num_alone_;
+    num_alone_ -= is_pass;
     return 1;
   }
   void observe_alone(int64_t num_tokens, double wall_s) {
@@ -935,7 +935,7 @@ int64_t trimaran_launch_bytes() { return sizeof(Launch); }
 void trimaran_run(const Launch* launches, int64_t count, const int64_t* sizes, int64_t num_threads, int64_t* progress) {
   constexpr int64_t kPass = 8;  // launches from which a run counts as a pass
   bool is_pass = count >= kPass && num_threads > 1;
-  if (is_pass) num_threads = crowding.threads(num_threads);
+  num_threads = crowding.threads(num_threads, is_pass);
   double began = seconds(CLOCK_MONOTONIC), least_cpu = INFINITY;
   if (num_threads <= 1) {
     for (int64_t i = 0; i < count; ++i) {

@@ -96,7 +96,8 @@ class PackedWeight(NamedTuple):
 class CppLinear(_CppKernel):
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         kept = weight.to(torch.bfloat16) if _is_exact_in_bfloat16(weight) else weight
-        return PackedWeight(self.library.pack(kept), bias, *weight.shape, kept.dtype)
+        num_outputs, num_inputs = weight.shape
+        return PackedWeight(self.library.pack(kept), bias, num_outputs, num_inputs, kept.dtype)
 
     def __call__(self, *arguments: Any) -> None:
         out, x, packed = arguments
