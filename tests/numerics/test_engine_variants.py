@@ -34,7 +34,9 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """One variant: a step engine and its reference."""
     directory = tmp_path_factory.mktemp(request.param)
     reference = Reference(save(VARIANTS[request.param], directory))
-    yield start_engine(directory, tmp_path_factory.getbasetemp() / "variants-cache", dtype="float32")[0], reference
+    engine, facts = start_engine(directory, tmp_path_factory.getbasetemp() / "variants-cache", dtype="float32")
+    assert not any(resolution.demoted for resolution in facts.resolutions), "a kernel gave way to its reference"
+    yield engine, reference
 
 
 def prompts() -> list[list[int]]:
