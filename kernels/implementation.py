@@ -168,9 +168,16 @@ class FunctionKernel:
         self._function(*arguments)
 
 
+class Packed(Protocol):
+    """A weight as a `linear` kernel keeps it."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
 class LinearKernel(Kernel, Protocol):
     """A `linear` kernel: packs a weight once into its own layout, then multiplies by it."""
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
         """The weight `[N, K]` and bias `[N]` in the layout that the call takes. May keep or copy the tensors."""
         ...

@@ -2,9 +2,9 @@
 """Generated tokens per second on the CPU: Trimaran's whole offline engine against transformers' `generate`.
 
 Ours is `LLM.generate`: frontend client, engine core and worker in their processes, so that the host path counts. Both
-sides get the same prompts (random ids of one length), dtype, number of threads and OpenMP wait policy, generate the same
-number of tokens greedily, and take turns (A B A B ...) in one run. Prefix caching is off. Prints JSON: best and median
-rates, and their ratios.
+sides get the same prompts (random ids of one length), dtype, number of threads and OpenMP wait policy, generate as many
+tokens greedily, and take turns (A B A B ...) in one run; the time includes the prompts. Prefix caching is off. Prints
+JSON: best and median rates, their ratios, and the load average before each turn.
 
     python tools/bench_cpu.py MODEL --batches 1 8 32 --dtypes bfloat16 float32 --rounds 5
 """
@@ -27,10 +27,10 @@ if any(os.environ.get(name) != value for name, value in WAITING.items()):  # Ope
     os.environ.update(WAITING)
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
-import torch
-from transformers import AutoModelForCausalLM
+import torch  # noqa: E402 after the environment is settled
+from transformers import AutoModelForCausalLM  # noqa: E402
 
-from trimaran import LLM, SamplingParams
+from trimaran import LLM, SamplingParams  # noqa: E402
 
 Generate = Callable[[list[list[int]]], None]
 
@@ -67,8 +67,10 @@ def measure(sides: dict[str, Generate], batch: int, options: argparse.Namespace)
     """Rates of both sides, in turns; one warm-up each."""
     chance = random.Random(batch)
     rates: dict[str, list[float]] = {name: [] for name in sides}
+    loads: list[float] = []
     for turn in range(options.rounds + 1):
         prompts = [[chance.randrange(100, 10_000) for _ in range(options.prompt)] for _ in range(batch)]
+        loads.append(round(os.getloadavg()[0], 1))
         for name, generate in sides.items():
             began = time.perf_counter()
             generate(prompts)
@@ -87,7 +89,7 @@ def measure(sides: dict[str, Generate], batch: int, options: argparse.Namespace)
         which: round(float(summary["trimaran"][which]) / float(summary["transformers"][which]), 2)  # type: ignore[arg-type]
         for which in ("best", "median")
     }
-    return {"tokens_per_s": summary, "ratio": ratios}
+    return {"tokens_per_s": summary, "ratio": ratios, "load_average": loads[1:]}
 
 
 def cpu_name() -> str:

@@ -57,6 +57,7 @@ class RowTable:
     def __init__(self, max_blocks: int, num_rows: int) -> None:
         self._max_blocks = max_blocks
         self.blocks = np.zeros((num_rows, max_blocks), np.int32)
+        self.num_granted = np.zeros(num_rows, np.int32)
         self.columns: dict[str, Array] = {name: np.zeros(num_rows, dtype) for name, (_, dtype) in _PARAMETERS.items()}
         self.biases: dict[int, Bias] = {}
         self.banned: dict[int, Array] = {}
@@ -75,12 +76,23 @@ class RowTable:
             self._grant(plan)
         return histories
 
+    def check(self, plan: StepPlan, num_blocks: int, block_size: int) -> None:
+        """A plan that would read or write outside the cache, or in blocks its row was not granted, is the core's bug;
+        kernels do not look.
+        """
+        ids, ends = plan.block_ids, plan.starts + plan.counts
+        assert not len(ids) or (ids.min() >= 0 and ids.max() < num_blocks), f"step {plan.step[0]} names unknown blocks"
+        assert not len(ends) or (plan.starts.min() >= 0 and plan.counts.min() > 0), f"step {plan.step[0]} is malformed"
+        reach = self.num_granted[plan.rows] * block_size
+        assert (ends <= reach).all(), f"step {plan.step[0]} computes positions without blocks"
+
     def clear(self) -> None:
         self.biases.clear()
         self.banned.clear()
 
     def _add(self, plan: StepPlan) -> list[History]:
         self._grow(int(plan.new_rows.max()) + 1)
+        self.num_granted[plan.new_rows] = 0
         for name, (source, _) in _PARAMETERS.items():
             self.columns[name][plan.new_rows] = getattr(plan, source)
         biases = _split(plan.bias_ids, plan.bias_counts), _split(plan.bias_values, plan.bias_counts)
@@ -105,12 +117,14 @@ class RowTable:
         ends = np.cumsum(counts)
         indexes = np.arange(int(ends[-1])) + np.repeat(plan.block_firsts - ends + counts, counts)
         self.blocks[rows, indexes] = plan.block_ids
+        self.num_granted[plan.block_rows] = plan.block_firsts + counts
 
     def _grow(self, num_rows: int) -> None:
         if num_rows <= self.num_rows:
             return
         added = max(num_rows, 2 * self.num_rows) - self.num_rows
         self.blocks = np.concatenate((self.blocks, np.zeros((added, self._max_blocks), np.int32)))
+        self.num_granted = np.concatenate((self.num_granted, np.zeros(added, np.int32)))
         self.columns = {
             name: np.concatenate((column, np.zeros(added, column.dtype))) for name, column in self.columns.items()
         }

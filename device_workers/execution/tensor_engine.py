@@ -248,6 +248,7 @@ class TensorEngine:
         self._penalties.release(plan.freed_rows.tolist())
         for history in self._table.apply(plan):
             self._penalties.take(history)
+        self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
         self._grow_last_tokens()
         self._batch = self._builder.build(plan, self._table, self._last_tokens)
         built = time.perf_counter()

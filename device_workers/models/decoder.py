@@ -324,5 +324,6 @@ class WeightReader:
         return tensor.clone()
 
     def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
-        self._num_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
-        return self._linear.pack(weight.contiguous(), bias)
+        packed = self._linear.pack(weight.contiguous(), bias)
+        self._num_bytes += packed.num_bytes
+        return packed

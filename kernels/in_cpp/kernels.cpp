@@ -119,6 +119,8 @@ struct Team {  // what one thread sees of a launch
   int64_t serial = 0;
 };
 
+constexpr int64_t kPagedAttention = 5;
+
 template <class T> inline T* at(const Launch& a, int i) { return (T*)a.pointers[i]; }
 
 // Scratch of one thread, kept between launches.
@@ -399,82 +401,217 @@ template <class T, class Weight = T> void linear(const Launch& a, const int64_t*
 // ---- paged_attention: pointers out, q, k cache, v cache, block tables, query starts, kv lengths;
 // numbers heads, kv heads, head size, block size, table width, window; reals scale
 constexpr int kTile = 32;      // cached positions handled together
+constexpr int kPart = 256;     // cached positions that one thread sees at a time
 constexpr int kMaxRows = 48;   // query rows (tokens x heads of a group) handled together in prefill
 
 struct Attention {
-  int64_t H, G, D, S, M, window; float scale;
+  int64_t H, G, D, S, M, window; float scale; bool is_spread;
+  Attention(const Launch& a, const int64_t* sizes, int64_t num_threads)
+      : H(a.numbers[0]), G(a.numbers[1]), D(a.numbers[2]), S(a.numbers[3]), M(a.numbers[4]), window(a.numbers[5]),
+        scale(float(a.reals[0])), is_spread(num_threads > 1 && sizes[1] * G < 4 * num_threads) {}
+  int64_t first(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
+  int64_t parts(int64_t position) const { return (position + 1 - first(position) + kPart - 1) / kPart; }
+  int64_t tokens_per_piece() const { return std::max<int64_t>(1, kMaxRows / (H / G)); }
+  // Pieces of a sequence's `tokens` last tokens, each one ticket per group: parts of what a single one sees where the work
+  // is spread, else pieces of the tokens.
+  int64_t pieces(int64_t tokens, int64_t length) const {
+    if (tokens == 1) return is_spread ? parts(length - 1) : 1;
+    return (tokens + tokens_per_piece() - 1) / tokens_per_piece();
+  }
 };
 
 // Positions of one tile: pointers to their keys or values.
 template <class T> inline void locate(const T** rows, const T* cache, const int32_t* table, const Attention& s, int64_t g,
                                       int64_t begin, int64_t count) {
+  int64_t block = begin / s.S, offset = begin % s.S;
   for (int64_t i = 0; i < count; ++i) {
-    int64_t p = begin + i;
-    rows[i] = cache + ((int64_t(table[p / s.S]) * s.S + p % s.S) * s.G + g) * s.D;
+    rows[i] = cache + ((int64_t(table[block]) * s.S + offset) * s.G + g) * s.D;
+    if (++offset == s.S) { offset = 0; ++block; }
+  }
+}
+template <class T> inline void prefetch(const T* const* rows, int64_t count, int64_t D) {
+  for (int64_t i = 0; i < count; ++i)
+    for (size_t b = 0; b < D * sizeof(T); b += 64) __builtin_prefetch((const char*)rows[i] + b);
+}
+
+// Sums of the lanes of 16 vectors, as one vector.
+inline Vec sums(Vec (&v)[W]) {
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+  for (int width = W / 2; width; width /= 2)  // sums of neighbouring lanes, two vectors becoming one
+    for (int i = 0; i < width; ++i) {
+      Vec a = v[2 * i], b = v[2 * i + 1];
+      v[i] = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+             __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    }
+  return v[0];
+#else
+  Vec total;
+  for (int i = 0; i < W; ++i) total[i] = sum(v[i]);
+  return total;
+#endif
+}
+
+// What one query token's heads of a group have seen of some positions: weighed values, largest score, sum of weights.
+struct Seen {
+  float *acc, *top, *total;
+  Seen(float* memory, int64_t group, int64_t DV) : acc(memory), top(memory + group * DV), total(top + group) {}
+  static int64_t floats(int64_t group, int64_t DV) { return (group * (DV + 2) + W - 1) / W * W; }
+};
+
+// R heads of one query token against the positions [begin, end), which are not none.
+template <class T, int R>
+void see(float* acc, float* top, float* total, const float* q, const T* kc, const T* vc, const int32_t* table,
+         const Attention& s, int64_t g, int64_t begin, int64_t end, int64_t DV) {
+  int64_t D = s.D;
+  const T *keys[kTile], *values[kTile], *next[kTile];
+  alignas(64) float p[R][kTile];
+  std::memset(acc, 0, sizeof(float) * R * DV);
+  for (int r = 0; r < R; ++r) { top[r] = -INFINITY; total[r] = 0; }
+  int64_t some = std::min<int64_t>(kTile, end - begin);
+  locate(keys, kc, table, s, g, begin, some);
+  prefetch(keys, some, D);
+  for (; begin < end; begin += kTile) {
+    int64_t count = std::min<int64_t>(kTile, end - begin), rest = std::min<int64_t>(kTile, end - begin - count);
+    locate(values, vc, table, s, g, begin, count);
+    prefetch(values, count, D);
+    for (int64_t half = 0; half < kTile; half += W) {
+      Vec dots[R][W];
+      for (int64_t i = 0; i < W; ++i) {
+        for (int r = 0; r < R; ++r) dots[r][i] = Vec{};
+        if (half + i >= count) continue;
+        const T* key = keys[half + i];
+        int64_t d = 0;
+        for (; d + W <= D; d += W) {
+          Vec k = load(key + d);
+          for (int r = 0; r < R; ++r) dots[r][i] += load(q + r * DV + d) * k;
+        }
+        for (; d < D; ++d)
+          for (int r = 0; r < R; ++r) dots[r][i][0] += q[r * DV + d] * value(key[d]);
+      }
+      for (int r = 0; r < R; ++r) store(p[r] + half, sums(dots[r]));
+    }
+    if (rest > 0) {
+      locate(next, kc, table, s, g, begin + kTile, rest);
+      prefetch(next, rest, D);
+      std::memcpy(keys, next, sizeof keys);
+    }
+    float decay[R];
+    for (int r = 0; r < R; ++r) {
+      for (int64_t i = count; i < kTile; ++i) p[r][i] = -INFINITY;
+      Vec p0 = load(p[r]), p1 = load(p[r] + W);
+      float m = std::max(top[r], maximum(larger(p0, p1)));
+      decay[r] = std::exp(top[r] - m);
+      store(p[r], exponential(p0 - m)); store(p[r] + W, exponential(p1 - m));
+      for (int64_t i = count; i < kTile; ++i) p[r][i] = 0;
+      total[r] = total[r] * decay[r] + sum(load(p[r]) + load(p[r] + W));
+      top[r] = m;
+    }
+    int64_t d = 0;
+    for (; d + 4 * W <= D; d += 4 * W) {
+      Vec a[R][4];
+      for (int r = 0; r < R; ++r)
+        for (int j = 0; j < 4; ++j) a[r][j] = load(acc + r * DV + d + j * W) * decay[r];
+      for (int64_t i = 0; i < count; ++i) {
+        const T* v = values[i] + d;
+        Vec v0 = load(v), v1 = load(v + W), v2 = load(v + 2 * W), v3 = load(v + 3 * W);
+        for (int r = 0; r < R; ++r) { a[r][0] += p[r][i] * v0; a[r][1] += p[r][i] * v1; a[r][2] += p[r][i] * v2; a[r][3] += p[r][i] * v3; }
+      }
+      for (int r = 0; r < R; ++r)
+        for (int j = 0; j < 4; ++j) store(acc + r * DV + d + j * W, a[r][j]);
+    }
+    for (; d + W <= D; d += W)
+      for (int r = 0; r < R; ++r) {
+        Vec a = load(acc + r * DV + d) * decay[r];
+        for (int64_t i = 0; i < count; ++i) a += p[r][i] * load(values[i] + d);
+        store(acc + r * DV + d, a);
+      }
+    for (; d < D; ++d)
+      for (int r = 0; r < R; ++r) {
+        float a = acc[r * DV + d] * decay[r];
+        for (int64_t i = 0; i < count; ++i) a += p[r][i] * value(values[i][d]);
+        acc[r * DV + d] = a;
+      }
   }
 }
 
-// One query token: group rows against all it sees; dot products along the head, sums kept in scratch.
+// All heads of a group of one query token against the positions [begin, end).
+template <class T>
+void see_part(Seen seen, const T* q, const T* kc, const T* vc, const int32_t* table, const Attention& s, int64_t g,
+              int64_t begin, int64_t end, float* qf) {
+  int64_t group = s.H / s.G, D = s.D, DV = (D + W - 1) / W * W;
+  for (int64_t h = 0; h < group; ++h) {
+    const T* from = q + (g * group + h) * D;
+    int64_t d = 0;
+    for (; d + W <= D; d += W) store(qf + h * DV + d, load(from + d) * s.scale);
+    for (; d < D; ++d) qf[h * DV + d] = value(from[d]) * s.scale;
+  }
+#define SEE(R) see<T, R>(seen.acc + h * DV, seen.top + h, seen.total + h, qf + h * DV, kc, vc, table, s, g, begin, end, DV)
+  for (int64_t h = 0; h < group; h += 4) switch (std::min<int64_t>(4, group - h)) {
+    case 1: SEE(1); break;
+    case 2: SEE(2); break;
+    case 3: SEE(3); break;
+    default: SEE(4);
+  }
+#undef SEE
+}
+
+// `all` has seen what `part` saw too.
+void merge(Seen all, Seen part, int64_t group, int64_t DV) {
+  for (int64_t h = 0; h < group; ++h) {
+    float m = std::max(all.top[h], part.top[h]), old = std::exp(all.top[h] - m), more = std::exp(part.top[h] - m);
+    for (int64_t d = 0; d < DV; d += W)
+      store(all.acc + h * DV + d, load(all.acc + h * DV + d) * old + load(part.acc + h * DV + d) * more);
+    all.total[h] = all.total[h] * old + part.total[h] * more;
+    all.top[h] = m;
+  }
+}
+
+template <class T> void write_seen(T* out, Seen seen, const Attention& s, int64_t g) {
+  int64_t group = s.H / s.G, DV = (s.D + W - 1) / W * W;
+  for (int64_t h = 0; h < group; ++h) {
+    T* to = out + (g * group + h) * s.D;
+    int64_t d = 0;
+    for (; d + W <= s.D; d += W) store(to + d, load(seen.acc + h * DV + d) / seen.total[h]);
+    for (; d < s.D; ++d) assign(to[d], seen.acc[h * DV + d] / seen.total[h]);
+  }
+}
+
+// One query token: its heads of a group against all it sees, part after part. The parts do not depend on threads or
+// neighbours, nor does the result.
 template <class T>
 void decode_rows(T* out, const T* q, const T* kc, const T* vc, const int32_t* table, const Attention& s, int64_t g,
                  int64_t position) {
-  int64_t group = s.H / s.G, D = s.D, DV = (D + W - 1) / W * W;
-  float* memory = scratch(group * (2 * DV + kTile + 2));
-  float *qf = memory, *acc = qf + group * DV, *score = acc + group * DV, *top = score + group * kTile, *total = top + group;
-  std::memset(memory, 0, sizeof(float) * group * 2 * DV);
-  for (int64_t h = 0; h < group; ++h) {
-    top[h] = -INFINITY; total[h] = 0;
-    for (int64_t d = 0; d < D; ++d) qf[h * DV + d] = value(q[(g * group + h) * D + d]) * s.scale;
+  int64_t group = s.H / s.G, DV = (s.D + W - 1) / W * W, size = Seen::floats(group, DV), first = s.first(position);
+  float* memory = scratch(2 * size + group * DV);
+  Seen all(memory, group, DV), part(memory + size, group, DV);
+  for (int64_t begin = first; begin <= position; begin += kPart) {
+    int64_t end = std::min(begin + kPart, position + 1);
+    see_part(begin == first ? all : part, q, kc, vc, table, s, g, begin, end, memory + 2 * size);
+    if (begin != first) merge(all, part, group, DV);
   }
-  const T *keys[kTile], *values[kTile];
-  int64_t first = s.window ? std::max<int64_t>(0, position - s.window + 1) : 0;
-  for (int64_t begin = first; begin <= position; begin += kTile) {
-    int64_t count = std::min<int64_t>(kTile, position + 1 - begin);
-    locate(keys, kc, table, s, g, begin, count);
-    locate(values, vc, table, s, g, begin, count);
-    for (int64_t h = 0; h < group; ++h) {
-      float *p = score + h * kTile, *A = acc + h * DV; const float* qh = qf + h * DV;
-      for (int64_t i = 0; i < count; ++i) {
-        Vec dot{};
-        int64_t d = 0;
-        for (; d + W <= D; d += W) dot += load(qh + d) * load(keys[i] + d);
-        float x = sum(dot);
-        for (; d < D; ++d) x += qh[d] * value(keys[i][d]);
-        p[i] = x;
-      }
-      for (int64_t i = count; i < kTile; ++i) p[i] = -INFINITY;
-      Vec p0 = load(p), p1 = load(p + W);
-      float m = std::max(top[h], maximum(larger(p0, p1)));
-      float decay = std::exp(top[h] - m);
-      p0 = exponential(p0 - m); p1 = exponential(p1 - m);
-      store(p, p0); store(p + W, p1);
-      for (int64_t i = count; i < kTile; ++i) p[i] = 0;
-      total[h] = total[h] * decay + sum(load(p) + load(p + W));
-      top[h] = m;
-      int64_t d = 0;
-      for (; d + 4 * W <= D; d += 4 * W) {
-        Vec a0 = load(A + d) * decay, a1 = load(A + d + W) * decay, a2 = load(A + d + 2 * W) * decay,
-            a3 = load(A + d + 3 * W) * decay;
-        for (int64_t i = 0; i < count; ++i) {
-          const T* v = values[i] + d;
-          a0 += p[i] * load(v); a1 += p[i] * load(v + W); a2 += p[i] * load(v + 2 * W); a3 += p[i] * load(v + 3 * W);
-        }
-        store(A + d, a0); store(A + d + W, a1); store(A + d + 2 * W, a2); store(A + d + 3 * W, a3);
-      }
-      for (; d + W <= D; d += W) {
-        Vec a0 = load(A + d) * decay;
-        for (int64_t i = 0; i < count; ++i) a0 += p[i] * load(values[i] + d);
-        store(A + d, a0);
-      }
-      for (; d < D; ++d) {
-        float a0 = A[d] * decay;
-        for (int64_t i = 0; i < count; ++i) a0 += p[i] * value(values[i][d]);
-        A[d] = a0;
-      }
-    }
-  }
-  for (int64_t h = 0; h < group; ++h)
-    for (int64_t d = 0; d < D; ++d) assign(out[(g * group + h) * D + d], acc[h * DV + d] / total[h]);
+  write_seen(out, all, s, g);
+}
+
+// What threads see apart of one long sequence, to be merged by the last of them. Made before the threads start.
+struct Spread {
+  std::vector<float> memory;                            // one Seen per ticket of the launch
+  std::unique_ptr<std::atomic<int64_t>[]> num_finished;  // per sequence and group; zero between launches
+  int64_t num_counters = 0;
+};
+Spread spread;
+
+template <class T>
+void decode_part(T* out, const T* q, const T* kc, const T* vc, const int32_t* table, const Attention& s, int64_t g,
+                 int64_t position, int64_t n, int64_t part, int64_t first_ticket) {
+  int64_t group = s.H / s.G, DV = (s.D + W - 1) / W * W, size = Seen::floats(group, DV), parts = s.parts(position);
+  int64_t begin = s.first(position) + part * kPart;
+  auto seen = [&](int64_t part) { return Seen(spread.memory.data() + (first_ticket + part * s.G + g) * size, group, DV); };
+  see_part(seen(part), q, kc, vc, table, s, g, begin, std::min(begin + kPart, position + 1), scratch(group * DV));
+  std::atomic<int64_t>& finished = spread.num_finished[n * s.G + g];
+  if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < parts) return;
+  finished.store(0, std::memory_order_relaxed);
+  for (int64_t other = 1; other < parts; ++other) merge(seen(0), seen(other), group, DV);
+  write_seen(out, seen(0), s, g);
 }
 
 template <int R> inline void scores_of(float* p, const float* q, const float* keys, int64_t D, int64_t DV) {
@@ -560,20 +697,42 @@ void prefill_rows(T* out, const T* q, const T* kc, const T* vc, const int32_t* t
 template <class T> void paged_attention(const Launch& a, const int64_t* sizes, Team team) {
   T *out = at<T>(a, 0), *q = at<T>(a, 1), *kc = at<T>(a, 2), *vc = at<T>(a, 3);
   const int32_t *tables = at<int32_t>(a, 4), *starts = at<int32_t>(a, 5), *lengths = at<int32_t>(a, 6);
-  Attention s{a.numbers[0], a.numbers[1], a.numbers[2], a.numbers[3], a.numbers[4], a.numbers[5], float(a.reals[0])};
-  int64_t group = s.H / s.G, per_piece = std::max<int64_t>(1, kMaxRows / group), before = 0, ticket = team.next();
+  Attention s(a, sizes, team.num_threads);
+  int64_t before = 0, ticket = team.next();
   for (int64_t n = 0; n < sizes[1]; ++n) {
-    int64_t tokens = starts[n + 1] - starts[n], pieces = (tokens + per_piece - 1) / per_piece;
+    int64_t tokens = starts[n + 1] - starts[n], pieces = s.pieces(tokens, lengths[n]);
+    const int32_t* table = tables + n * s.M;
     for (; ticket < before + pieces * s.G; ticket = team.next()) {
       // Later pieces see more, so they go first: the last to finish is then a short one.
-      int64_t piece = pieces - 1 - (ticket - before) / s.G, g = (ticket - before) % s.G, t = piece * per_piece;
-      int64_t count = std::min(per_piece, tokens - t), position = lengths[n] - tokens + t, at_token = starts[n] + t;
-      T *o = out + at_token * s.H * s.D, *qq = q + at_token * s.H * s.D;
-      const int32_t* table = tables + n * s.M;
-      if (count == 1) decode_rows(o, qq, kc, vc, table, s, g, position);
+      int64_t piece = pieces - 1 - (ticket - before) / s.G, g = (ticket - before) % s.G;
+      bool is_part = tokens == 1 && pieces > 1;
+      int64_t t = is_part ? 0 : piece * s.tokens_per_piece(), count = std::min(s.tokens_per_piece(), tokens - t);
+      int64_t position = lengths[n] - tokens + t, offset = (starts[n] + t) * s.H * s.D;
+      T *o = out + offset, *qq = q + offset;
+      if (is_part) decode_part(o, qq, kc, vc, table, s, g, position, n, piece, before);
+      else if (count == 1) decode_rows(o, qq, kc, vc, table, s, g, position);
       else prefill_rows(o, qq, kc, vc, table, s, g, position, count);
     }
     before += pieces * s.G;
+  }
+}
+
+// Memory for what threads see apart, as much as the largest launch needs.
+void prepare_spread(const Launch* launches, int64_t count, const int64_t* sizes, int64_t num_threads) {
+  for (int64_t i = 0; i < count; ++i) {
+    const Launch& a = launches[i];
+    if (a.kernel / 4 != kPagedAttention) continue;
+    Attention s(a, sizes, num_threads);
+    if (!s.is_spread) continue;
+    const int32_t *starts = at<int32_t>(a, 5), *lengths = at<int32_t>(a, 6);
+    int64_t tickets = 0, group = s.H / s.G, DV = (s.D + W - 1) / W * W;
+    for (int64_t n = 0; n < sizes[1]; ++n) tickets += s.pieces(starts[n + 1] - starts[n], lengths[n]) * s.G;
+    size_t needed = tickets * Seen::floats(group, DV);
+    if (spread.memory.size() < needed) spread.memory.resize(needed);
+    if (spread.num_counters < sizes[1] * s.G) {
+      spread.num_counters = sizes[1] * s.G;
+      spread.num_finished.reset(new std::atomic<int64_t>[spread.num_counters]());
+    }
   }
 }
 
@@ -682,7 +841,7 @@ void execute(const Launch& a, const int64_t* sizes, Team team) {
     case 4:
       if (a.kernel % 4 == 0 && a.numbers[4] == 1) { linear<float, Bf16>(a, sizes, team); return; }
       DTYPES(linear)
-    case 5: DTYPES(paged_attention)
+    case kPagedAttention: DTYPES(paged_attention)
     case 6: greedy_sample(a, sizes, team); return;
     case 7: sample(a, sizes, team); return;
   }
@@ -719,27 +878,34 @@ class Meeting {
   std::atomic<int32_t> phase_{0};
 };
 
-// Threads that meet hundreds of times in a pass are slower than one thread when another process takes a core away: each
-// meeting then waits for a time slice. A pass in which some thread ran for much less than the pass took is such a case;
-// the following passes run on one thread, for twice as long each time it happens again.
+// Threads that meet hundreds of times in a pass may be slower than one thread when another process takes a core away: each
+// meeting then waits for a time slice. A pass in which some thread ran for much less than the pass took, and which took no
+// less than one thread takes alone, is such a case: the following passes run on one thread, more of them each time it
+// happens again, but never so many that the end of the crowd goes unnoticed for long.
 class Crowding {
  public:
-  int64_t threads(int64_t asked) {
-    if (alone_ == 0) return asked;
-    --alone_;
+  int64_t threads(int64_t asked, bool is_pass) {
+    if (num_alone_ == 0) return asked;
+    num_alone_ -= is_pass;
     return 1;
   }
-  void observe(double least_cpu_s, double wall_s) {
-    if (least_cpu_s < 0.7 * wall_s) {
-      pause_ = std::min<int64_t>(64, pause_ * 2);
-      alone_ = pause_;
+  void observe_alone(int64_t num_tokens, double wall_s) {
+    double& known = alone_s(num_tokens);
+    known = known == 0 ? wall_s : .7 * known + .3 * wall_s;
+  }
+  void observe(int64_t num_tokens, double least_cpu_s, double wall_s) {
+    if (least_cpu_s < 0.7 * wall_s && wall_s > 0.9 * alone_s(num_tokens)) {
+      pause_ = std::min<int64_t>(16, pause_ * 2);
+      num_alone_ = pause_;
     } else {
-      pause_ = 2;
+      pause_ = 1;
     }
   }
 
  private:
-  int64_t alone_ = 0, pause_ = 2;
+  double& alone_s(int64_t num_tokens) { return alone_s_[std::min(15, 63 - __builtin_clzll(num_tokens | 1))]; }
+  double alone_s_[16] = {};  // by the number of tokens, in powers of two
+  int64_t num_alone_ = 0, pause_ = 1;
 };
 Crowding crowding;
 
@@ -768,17 +934,20 @@ int64_t trimaran_launch_bytes() { return sizeof(Launch); }
 // Run `count` launches in order on `num_threads` threads; `progress`, when given, counts the finished ones.
 void trimaran_run(const Launch* launches, int64_t count, const int64_t* sizes, int64_t num_threads, int64_t* progress) {
   constexpr int64_t kPass = 8;  // launches from which a run counts as a pass
-  if (count >= kPass) num_threads = crowding.threads(num_threads);
+  bool is_pass = count >= kPass && num_threads > 1;
+  num_threads = crowding.threads(num_threads, is_pass);
+  double began = seconds(CLOCK_MONOTONIC), least_cpu = INFINITY;
   if (num_threads <= 1) {
     for (int64_t i = 0; i < count; ++i) {
       execute(launches[i], sizes, Team{0, 1, nullptr});
       if (progress) __atomic_fetch_add(progress, 1, __ATOMIC_RELAXED);
     }
+    if (is_pass) crowding.observe_alone(sizes[0], seconds(CLOCK_MONOTONIC) - began);
     return;
   }
+  prepare_spread(launches, count, sizes, num_threads);
   std::unique_ptr<std::atomic<int64_t>[]> tickets(new std::atomic<int64_t>[count]());
   std::unique_ptr<Meeting> meeting;
-  double began = seconds(CLOCK_MONOTONIC), least_cpu = INFINITY;
 #pragma omp parallel num_threads(num_threads)
   {
     int team_size = omp_get_num_threads(), thread = omp_get_thread_num();
@@ -794,7 +963,7 @@ void trimaran_run(const Launch* launches, int64_t count, const int64_t* sizes, i
 #pragma omp critical
     least_cpu = std::min(least_cpu, cpu);
   }
-  if (count >= kPass) crowding.observe(least_cpu, seconds(CLOCK_MONOTONIC) - began);
+  if (is_pass) crowding.observe(sizes[0], least_cpu, seconds(CLOCK_MONOTONIC) - began);
 }
 
 int64_t trimaran_packed_elements(int64_t N, int64_t K) { return (N + NR - 1) / NR * NR * K; }

@@ -88,6 +88,10 @@ class PackedWeight(NamedTuple):
     num_inputs: int
     dtype: torch.dtype
 
+    @property
+    def num_bytes(self) -> int:
+        return self.panels.nbytes + (0 if self.bias_N is None else self.bias_N.nbytes)
+
 
 class CppLinear(_CppKernel):
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:

@@ -11,6 +11,10 @@ class PlainWeight(NamedTuple):
     weight_NK: torch.Tensor
     bias_N: torch.Tensor | None
 
+    @property
+    def num_bytes(self) -> int:
+        return self.weight_NK.nbytes + (0 if self.bias_N is None else self.bias_N.nbytes)
+
 
 class ReferenceLinear:
     """out = x @ weight.T + bias. `out` may have a wider dtype than x: the result is then converted."""

@@ -3,6 +3,7 @@
 from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
+from numerics_breaks import NUMERICS_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
 SCHEDULING = ("tests/pure/test_scheduling.py",)
@@ -80,4 +81,5 @@ BREAKS = (
     ),
     *FRONTEND_BREAKS,
     *FAULT_BREAKS,
+    *NUMERICS_BREAKS,
 )

@@ -58,7 +58,7 @@ class Reference:
         return num_ties
 
     def check_tops(self, entry: int, tokens: Sequence[int], tops: Sequence[tuple[int, float]], limit: float) -> None:
-        """Alternatives at one entry: the reference's ids in its order (ties apart), log-probabilities within `limit`."""
+        """Alternatives at one entry: the reference's ids in its order, ties apart; values within `limit`."""
         scores = self.scores(tokens)
         ids, values = scores.top_ids[entry].tolist(), scores.top_logprobs[entry].tolist()
         expected = dict(zip(ids, values, strict=True))

@@ -34,7 +34,9 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """One variant: a step engine and its reference."""
     directory = tmp_path_factory.mktemp(request.param)
     reference = Reference(save(VARIANTS[request.param], directory))
-    yield start_engine(directory, tmp_path_factory.getbasetemp() / "variants-cache", dtype="float32")[0], reference
+    engine, facts = start_engine(directory, tmp_path_factory.getbasetemp() / "variants-cache", dtype="float32")
+    assert not any(resolution.demoted for resolution in facts.resolutions), "a kernel gave way to its reference"
+    yield engine, reference
 
 
 def prompts() -> list[list[int]]:
@@ -132,7 +134,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 
 
 def test_penalties_after_a_preemption(plain: Subject) -> None:
-    """Each token is the best after penalties for all that was said, also by a sequence that was taken out and resumed."""
+    """Each token is the best after penalties for all that was said, also by a sequence that was resumed."""
     engine, reference = plain
     driver = EngineDriver(engine, num_blocks=16, max_num_seqs=8)
     driver.engine.scheduler._horizon = driver.engine.scheduler._first_horizon = 1
@@ -187,7 +189,7 @@ def test_aborts_and_retries_do_not_mix_texts(plain: Subject) -> None:
 
 @pytest.mark.user_pain("Q6")
 def test_padding_ids_are_never_sampled(tmp_path: Path) -> None:
-    """Ids without a token, forced as high as a request can, stay out of greedy and drawn answers and of alternatives."""
+    """Ids without a token, forced as high as a request can, stay out of answers and of alternatives."""
     save(VARIANTS["llama"], tmp_path)
     vocab = {f"t{index}": index for index in range(290)}
     tokenizer = {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": []}

@@ -76,6 +76,32 @@ def test_attention_over_groups_and_block_sizes(name: str, group: int, block_size
         assert_agrees(implementation, make_problem("float32", head_dim, group=group, block_size=block_size), services)
 
 
+@pytest.mark.parametrize("lengths", [(700,), (1, 256, 257, 513), (300,) * 9, (900, 40)], ids=str)
+@pytest.mark.parametrize("window", [0, 400])
+def test_long_sequences_are_seen_in_parts(lengths: tuple[int, ...], window: int, services: Services) -> None:
+    """Over threads where few sequences run, one after another where many do: equal to the bit, and to the reference."""
+    problem, num_heads, num_groups, head_dim, size = make_problem("float32", 40), 6, 2, 40, 16
+    implementation = next(implementation for implementation in CATALOG if implementation.name == "cpp_paged_attention")
+    generator = torch.Generator().manual_seed(len(lengths))
+    width = -(-max(lengths) // size)
+    num_blocks = width * len(lengths)
+    tables = torch.randperm(num_blocks, generator=generator).to(torch.int32).view(len(lengths), width)
+    keys, values = (torch.randn(num_blocks, size, num_groups, head_dim, generator=generator) for _ in range(2))
+    q = torch.randn(len(lengths), num_heads, head_dim, generator=generator)
+    starts, ends = torch.arange(len(lengths) + 1, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
+    alone = Services(num_threads=1, cache_dir=services.cache_dir)
+    crowd = Services(num_threads=4, cache_dir=services.cache_dir)
+    reference = PLAIN.chain("paged_attention")[-1].load(PROFILE, problem, services)
+    kernels = [loaded(implementation, problem, chosen) for chosen in (services, crowd, alone)] + [reference]
+    outs = [torch.empty_like(q) for _ in kernels]
+    for kernel, out in zip(kernels, outs, strict=True):
+        for _ in range(3):
+            kernel(out, q, keys, values, tables, starts, ends, head_dim**-0.5, window)
+    assert torch.equal(outs[0], outs[2])
+    assert torch.equal(outs[1], outs[2])
+    torch.testing.assert_close(outs[0], outs[3], rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 7, 11, 12, 13, 31, 97, 200])
 def test_linear_over_batch_sizes(dtype: torch.dtype, num_tokens: int, services: Services) -> None:
@@ -101,6 +127,7 @@ def test_linear_keeps_widened_weights_narrow(num_tokens: int, services: Services
     weight = (torch.randn(83, 250, generator=generator) / 16).bfloat16().float()
     packed = kernel.pack(weight, torch.ones(83))  # type: ignore[attr-defined]
     assert packed.dtype is torch.bfloat16
+    assert packed.num_bytes == 96 * 250 * 2 + 83 * 4
     out = torch.empty(num_tokens, 83)
     kernel(out, x, packed)
     torch.testing.assert_close(out, x @ weight.T + 1, rtol=0, atol=5e-6)

@@ -276,7 +276,7 @@ def test_a_tiny_temperature_is_greedy(demo_engine: StepEngine, prompts: Prompts,
 
 @pytest.mark.user_pain("S9")
 def test_every_end_token_ends_and_min_tokens_holds(demo_engine: StepEngine, demo_folder: Path) -> None:
-    """ "The capital of France is Paris.<|im_end|>": by the model's end, by a second one, and not before `min_tokens`."""
+    """By the model's own end, by a second one, by a user's, and not before `min_tokens`."""
     prompt = chat_prompt(demo_folder, "What is the capital of France?")
     driver = EngineDriver(demo_engine)
     free = driver.generate(prompt, greedy(16, end_token_ids=(2,)))

@@ -116,6 +116,42 @@ def test_block_grants_extend_rows() -> None:
     assert table.blocks[9, :1].tolist() == [7]
 
 
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"block_ids": [5, 20]}, "unknown blocks"),
+        ({"block_ids": [-1, 5]}, "unknown blocks"),
+        ({"starts": [31], "counts": [2]}, "without blocks"),
+        ({"rows": [2]}, "without blocks"),
+        ({"starts": [-3]}, "malformed"),
+        ({"counts": [0]}, "malformed"),
+    ],
+)
+def test_a_plan_cannot_reach_outside_its_blocks(changes: dict[str, list[int]], complaint: str) -> None:
+    """Kernels take block ids on trust; a wrong one must stop on the host."""
+
+    def run(**values: list[int]) -> None:
+        plan = columns(step=[7], **{"rows": [1], "starts": [16], "counts": [16]} | granted | values)
+        table.apply(plan)
+        table.check(plan, num_blocks=20, block_size=16)
+
+    table = RowTable(8, 4)
+    granted = {"block_rows": [1], "block_firsts": [0], "block_counts": [2], "block_ids": [5, 19]}
+    run()
+    with pytest.raises(AssertionError, match=complaint):
+        run(**changes)
+
+
+def test_a_rows_next_tenant_has_no_blocks() -> None:
+    table = RowTable(8, 4)
+    work = {"rows": [1], "starts": [0], "counts": [1], "step": [1]}
+    table.apply(columns(block_rows=[1], block_firsts=[0], block_counts=[2], block_ids=[5, 19]))
+    table.check(columns(**work), num_blocks=20, block_size=16)
+    table.apply(columns(**new_rows([1], 0)))
+    with pytest.raises(AssertionError, match="without blocks"):
+        table.check(columns(**work), num_blocks=20, block_size=16)
+
+
 def test_biases_bans_and_histories_come_apart_and_go_with_their_row() -> None:
     table = RowTable(8, 4)
     added = new_rows(
