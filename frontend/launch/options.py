@@ -232,6 +232,10 @@ def _described() -> dict[str, About]:
 
 
 ABOUT: Mapping[str, About] = _described()
+_FOR_CLIENTS = {  # options that mean nothing without HTTP
+    *("served_model_name", "host", "port", "frontends", "api_key", "log_requests", "trust_request_templates"),
+    *("max_body_bytes", "max_header_bytes", "max_prompts"),
+}
 
 
 def flag_name(name: str) -> str:
@@ -260,10 +264,12 @@ def options_from_keywords(keywords: Mapping[str, object], environment: Mapping[s
     """As `read_options`, with keyword arguments of the Python API in the place of flags."""
     for name in keywords:
         _known(name, f"keyword {name}")
+        if name in _FOR_CLIENTS:
+            raise OptionError(f"keyword {name}: only for `trimaran serve`, which has clients. Leave it out.")
     variables = dict(_read_environment(environment))
-    config = variables.pop(CONFIG, None)
-    file = {} if config is None else dict(_read_file(str(config)))
     keywords = {name: value for name, value in keywords.items() if value is not None and value != ""}
+    config = keywords.pop(CONFIG, variables.pop(CONFIG, None))
+    file = {} if config is None else dict(_read_file(str(config)))
     return _settle({Source.FLAG: keywords, Source.ENVIRONMENT: variables, Source.FILE: file})
 
 
