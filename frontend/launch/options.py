@@ -107,7 +107,11 @@ class Options(Struct, frozen=True, kw_only=True):
     ] = 1
     api_key: Annotated[
         tuple[str, ...],
-        About("Server", Texts(), "keys clients must send; the environment hides them from process lists"),
+        About(
+            "Server",
+            Texts("text; repeat the flag; in the environment, commas separate"),
+            "keys clients must send; the environment hides them from process lists",
+        ),
     ] = ()
     max_queued_requests: Annotated[
         int | Auto, About("Server", COUNT_OR_AUTO, "requests that may wait; one more is answered 429 at once")
@@ -162,7 +166,7 @@ class Options(Struct, frozen=True, kw_only=True):
     ] = AUTO
     kernel: Annotated[
         dict[str, str],
-        About("Device", Pairs(), "pins an implementation, such as paged_attention=reference"),
+        About("Device", Pairs(), "pins an implementation, such as paged_attention=plain_paged_attention"),
     ] = {}
     without_kernel: Annotated[
         tuple[str, ...], About("Device", Texts(), "never use this implementation, such as one that misbehaves here")
@@ -299,7 +303,7 @@ def _read_value(name: str, about: About, raw: object, source: Source) -> object:
 
 
 def _check_together(options: Options) -> None:
-    if options.null_script and options.platform not in ("null", AUTO):
+    if options.null_script and options.platform != "null":
         raise OptionError(
             f"--null-script is for the null platform, and --platform is {options.platform!r}. "
             "Use --platform null, or leave --null-script out."

@@ -9,6 +9,8 @@ import itertools
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -603,3 +605,20 @@ def test_x5_no_way_round_the_key(demo_folder: Path) -> None:
             assert raw(server, head).startswith(b"HTTP/1.1 200"), sent
         deep = HEAD + b"Content-Length: 99999999999\r\n\r\n"
         assert raw(server, deep).startswith(b"HTTP/1.1 401"), "nothing is validated before the key"
+
+
+def bench(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "trimaran.frontend.launch.commands", "bench", "serve"]
+    sizes = ["--num-prompts", "4", "--input-len", "8", "--output-len", "4"]
+    return subprocess.run(
+        [*command, "--base-url", server.url, *sizes, *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_bench_serve_counts_and_tells_refusals(scripted: Server, tmp_path: Path) -> None:
+    done = bench(scripted, "--result-file", str(tmp_path / "report.json"))
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert done.returncode == 0 and "error" not in done.stdout, done.stdout
+    assert (report["completed"], report["failed"], report["total_output_tokens"]) == (4, 0, 16)
+    done = bench(scripted, "--model", "nobody")
+    assert done.returncode == 1 and "error: HTTP 404" in done.stdout and "'nobody' is not served here" in done.stdout
