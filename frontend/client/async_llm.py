@@ -17,7 +17,7 @@ from .engine_host import EngineHost, OpenHost, RequestRules, supervised
 from .generation import Generation, GenerationRequest, SequenceOutput
 from .outputs import RequestOutput, request_output
 from .refusals import RequestRefused
-from .sampling import SamplingParams, check_limits
+from .sampling import SamplingParams, check_limits, check_prompt_logprobs
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -231,6 +231,7 @@ class AsyncLLM:
             raise RequestRefused(f"params: give SamplingParams, not {type(params).__name__}", param="params")
         checked = (params or SamplingParams()).checked()
         check_limits(checked, self._rules.limits)
+        check_prompt_logprobs(checked, len(ids), self._rules.limits)
         request = GenerationRequest(
             prompt_token_ids=ids,
             params=checked,

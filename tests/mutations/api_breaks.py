@@ -22,6 +22,13 @@ API_BREAKS = (
         DOOR,
     ),
     Break(
+        "V6: prompt log-probabilities without bound",
+        "frontend/client/sampling.py",
+        "    if num_entries > limits.max_prompt_logprob_entries:\n",
+        "    if False:\n",
+        (*SERVER, "-k", "hostile"),
+    ),
+    Break(
         "a body nested too deeply is a bug of ours",
         "frontend/http/errors.py",
         "        case RecursionError():\n",
