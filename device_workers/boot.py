@@ -176,7 +176,7 @@ def _fair_threads(configuration: WorkerConfiguration) -> int:
 
 def _threads_decision(configuration: WorkerConfiguration, described: Described) -> Decision:
     asked = described.num_threads != _fair_threads(configuration)
-    shared = f"{usable_cores()} cores over {configuration.num_ranks} workers"
+    shared = f"a fair share of {usable_cores()} cores"
     return Decision(
         name="threads",
         value=str(described.num_threads),

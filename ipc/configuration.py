@@ -58,13 +58,17 @@ class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
 
 
 class RequestLimits(Struct, frozen=True, kw_only=True):
-    """Bounds on one request at the HTTP door; each refusal names its option."""
+    """Bounds on one request; all but those of ids, biases and entries are options.
+
+    `max_prompt_logprob_entries` counts prompt tokens times choices times alternatives, the token itself among them.
+    """
 
     max_n: int = 128
     max_logprobs: int = 20
     max_stop_strings: int = 16
     max_stop_token_ids: int = 128
     max_logit_bias: int = 1024
+    max_prompt_logprob_entries: int = 1 << 21
     max_prompts: int = 2048
     max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10

@@ -29,11 +29,14 @@ def free_port() -> int:
 
 
 class Server:
-    """Starts on entering, ends on leaving; `lines` holds what it printed. Null platform unless told otherwise."""
+    """Starts on entering, ends on leaving; `lines` holds what it printed. Null platform unless told otherwise.
+
+    Without a model it serves the demo, as a user's `trimaran serve` does.
+    """
 
     def __init__(
         self,
-        model: Path | str,
+        model: Path | str | None,
         *arguments: str,
         script: str | None = "",
         environment: dict[str, str] | None = None,
@@ -46,7 +49,8 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="tri-")
         self.run_parent = run_parent or Path(self._folder.name)
         null = ["--platform", "null", "--null-script", script or "step_ms=0"] if script is not None else []
-        self.arguments = [str(model), "--port", str(self.port), "--run-dir", str(self.run_parent), *null, *arguments]
+        named = [] if model is None else [str(model)]
+        self.arguments = [*named, "--port", str(self.port), "--run-dir", str(self.run_parent), *null, *arguments]
         self._environment = environment or {}
         self._command = command or [sys.executable, "-P", "-m", "trimaran.frontend.launch.commands"]
         self._wait = wait

@@ -40,6 +40,10 @@ def bench_serve(bench: BenchServe) -> dict[str, Any]:
     """Run it, print the table, write the JSON report where asked. Raises Refusal when the server does not answer."""
     headers = {"Authorization": f"Bearer {bench.api_key}"} if bench.api_key else {}
     url = urlsplit(bench.base_url)
+    if url.scheme != "http":
+        raise Refusal(f"{bench.base_url}: the benchmark speaks plain HTTP only; give an address with http://")
+    if bench.result_file and not Path(bench.result_file).absolute().parent.is_dir():
+        raise Refusal(f"{bench.result_file} cannot be written: its folder does not exist; make it, or name another")
     model = bench.model or _get(bench, "/v1/models", headers)["data"][0]["id"]
     limits = _get(bench, "/v1/server_info", headers).get("limits") or {}
     workload = replace(bench.workload, vocab_size=int(limits.get("vocab_size", bench.workload.vocab_size)))

@@ -49,16 +49,23 @@ class _Stream(asyncio.Protocol):
         self._raw += data
         if not self._status and not self._read_head():
             return
-        if self._is_chunked:
-            self._read_chunks()
-        else:
+        is_whole = self._is_chunked and self._read_chunks()
+        if not self._is_chunked:
             self._body += self._raw
             self._raw.clear()
         if self._status == 200:
             self._read_events()
+        if is_whole:
+            self._finish(self._said())
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._finish("the connection closed before [DONE]" if error is None else repr(error))
+        self._finish(self._said() if error is None else repr(error))
+
+    def _said(self) -> str:
+        """What a server said that did not stream to the end."""
+        if self._status in (0, 200):
+            return "the connection closed before [DONE]"
+        return f"HTTP {self._status}: {bytes(self._body[:500]).decode(errors='replace')}"
 
     def _read_head(self) -> bool:
         end = self._raw.find(b"\r\n\r\n")
@@ -70,16 +77,17 @@ class _Stream(asyncio.Protocol):
         del self._raw[: end + 4]
         return True
 
-    def _read_chunks(self) -> None:
+    def _read_chunks(self) -> bool:
+        """Whether the last one has come."""
         while (end := self._raw.find(b"\r\n")) > 0:
             size = int(self._raw[:end].split(b";")[0], 16)
             if len(self._raw) < end + 2 + size + 2:
-                return
+                return False
             self._body += self._raw[end + 2 : end + 2 + size]
             del self._raw[: end + 2 + size + 2]
             if size == 0:
-                self._finish(f"HTTP {self._status}: {bytes(self._body[:500]).decode(errors='replace')}")
-                return
+                return True
+        return False
 
     def _read_events(self) -> None:
         while (end := self._body.find(b"\n\n")) >= 0:

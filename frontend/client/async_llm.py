@@ -1,23 +1,23 @@
 """An engine in this process, for asyncio: the same core and workers as `trimaran serve`, without HTTP."""
 
 import asyncio
+import operator
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ...ipc.configuration import RequestLimits
 from ...ipc.control import CoreLost, CoreStarted, ModelKnown, PhaseNotice, ToChild
 from ...ipc.frontend_messages import RejectKind
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
 from .engine_client import EngineClient
-from .engine_host import EngineHost, OpenHost, supervised
+from .engine_host import EngineHost, OpenHost, RequestRules, supervised
 from .generation import Generation, GenerationRequest, SequenceOutput
 from .outputs import RequestOutput, request_output
 from .refusals import RequestRefused
-from .sampling import SamplingParams, check_limits
+from .sampling import SamplingParams, check_limits, check_prompt_logprobs
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -35,14 +35,9 @@ class AsyncLLM:
         model: str = "",
         *,
         host: OpenHost | None = None,
-        chat_template: str | None = None,
-        generation_defaults: bool = True,
         **options: object,
     ) -> None:
-        self._open_host = host if host is not None else supervised(model, options)
-        self._chat_template = chat_template
-        self._generation_defaults = generation_defaults
-        self._limits = RequestLimits()
+        self._open_host, self._rules = (host, RequestRules()) if host is not None else supervised(model, options)
         self._text_work = TextWork()
         self._stack = AsyncExitStack()
         self._host: EngineHost | None = None
@@ -153,11 +148,16 @@ class AsyncLLM:
         self._model = await asyncio.to_thread(
             ModelText.load,
             Path(known.directory),
-            chat_template=self._chat_template,
-            generation_defaults=self._generation_defaults,
+            chat_template=self._rules.chat_template,
+            generation_defaults=self._rules.generation_defaults,
         )
         incarnation = await self._core_started
-        self._client = EngineClient(core_address=host.core_address, index=0, incarnation=1)
+        self._client = EngineClient(
+            core_address=host.core_address,
+            index=0,
+            incarnation=1,
+            default_max_tokens=self._rules.default_max_tokens,
+        )
         self._group.create_task(self._client.run(), name="engine client")
         await asyncio.sleep(0)  # the client opens its channel
         self._client.core_started(incarnation)
@@ -192,7 +192,8 @@ class AsyncLLM:
 
     async def _encoded(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            return _token_ids(prompt)
+        _check_text(prompt, "prompt")
         tokenizer = self._text().tokenizer
         return await self._text_work.run(len(prompt), lambda: tokenizer.encode(prompt, add_special_tokens=True))
 
@@ -201,11 +202,20 @@ class AsyncLLM:
         template = model.template
         if template is None:
             raise RequestRefused("this model has no chat template; pass chat_template=FILE", param="messages")
+        if not all(isinstance(message, Mapping) for message in messages):
+            raise RequestRefused('messages: give a list of {"role": ..., "content": ...}', param="messages")
         chat = [dict(message) for message in messages]
-        size = sum(len(str(message.get("content", ""))) for message in chat)
-        return await self._text_work.run(
-            size, lambda: model.tokenizer.encode_rendered(template.render(chat, arguments=arguments))
-        )
+        texts = [content for message in chat if isinstance(content := message.get("content"), str)]
+        for text in texts:
+            _check_text(text, "messages")
+
+        def work() -> list[int]:
+            rendered = template.render(
+                chat, control_tokens_in_content=self._rules.control_tokens_in_content, arguments=arguments
+            )
+            return model.tokenizer.encode_rendered(rendered)
+
+        return await self._text_work.run(sum(map(len, texts)), work)
 
     def _submit(
         self,
@@ -217,8 +227,11 @@ class AsyncLLM:
         is_continuation: bool,
         listener: "_QueueListener | None" = None,
     ) -> Generation:
+        if params is not None and not isinstance(params, SamplingParams):
+            raise RequestRefused(f"params: give SamplingParams, not {type(params).__name__}", param="params")
         checked = (params or SamplingParams()).checked()
-        check_limits(checked, self._limits)
+        check_limits(checked, self._rules.limits)
+        check_prompt_logprobs(checked, len(ids), self._rules.limits)
         request = GenerationRequest(
             prompt_token_ids=ids,
             params=checked,
@@ -257,6 +270,26 @@ class _QueueListener:
     def end(self, generation: Generation) -> None:
         """The end."""
         self.pieces.put_nowait(None)
+
+
+def _token_ids(prompt: Prompt) -> list[int]:
+    try:
+        if not isinstance(prompt, bytes):
+            return [operator.index(id) for id in prompt]  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise RequestRefused(f"prompt: give a text or token ids, not {prompt!r:.40}", param="prompt")
+
+
+def _check_text(text: str, param: str) -> None:
+    """A Python string may hold what is no text: the halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestRefused(
+            f"{param}: the character at {error.start} is half of a surrogate pair, which is no text; remove it",
+            param=param,
+        ) from None
 
 
 def first_cause(error: BaseException) -> BaseException:

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from msgspec import Struct
+
+from ...ipc.configuration import RequestLimits
 from ...ipc.control import ToChild
 
 Watch = Callable[[ToChild], None]
@@ -28,8 +31,19 @@ class EngineHost(Protocol):
 OpenHost = Callable[[Watch], EngineHost]
 
 
-def supervised(model: str, keywords: Mapping[str, object]) -> OpenHost:
+class RequestRules(Struct, frozen=True, kw_only=True):
+    """What a frontend process would apply to requests before the engine sees them."""
+
+    limits: RequestLimits = RequestLimits()
+    default_max_tokens: int | None = None
+    chat_template: str | None = None
+    generation_defaults: bool = True
+    control_tokens_in_content: bool = False
+
+
+def supervised(model: str, keywords: Mapping[str, object]) -> tuple[OpenHost, RequestRules]:
     """A supervisor with the options of `trimaran serve`, given by keyword. Raises OptionError for a wrong one."""
+    from ..launch.configurations import request_rules
     from ..launch.options import inherited_environment, options_from_keywords
     from ..launch.progress import create_progress
     from ..launch.supervisor import Supervisor
@@ -39,4 +53,4 @@ def supervised(model: str, keywords: Mapping[str, object]) -> OpenHost:
     def open_host(watch: Watch) -> EngineHost:
         return Supervisor(reading.options, create_progress(), num_frontends=0, watch=watch)
 
-    return open_host
+    return open_host, request_rules(reading.options)

@@ -1,10 +1,12 @@
 """An engine in this process, for scripts: batches in, results out, with a progress bar."""
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from functools import partial
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -12,9 +14,11 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ...ipc.frontend_messages import FailKind
 from .async_llm import AsyncLLM, Messages, Prompt
 from .engine_host import OpenHost
 from .outputs import RequestOutput
+from .refusals import RequestFailed, RequestRefused
 from .sampling import SamplingParams
 
 T = TypeVar("T")
@@ -32,20 +36,23 @@ class LLM:
         model: str = "",
         *,
         host: OpenHost | None = None,
-        chat_template: str | None = None,
-        generation_defaults: bool = True,
         **options: object,
     ) -> None:
-        self._engine = AsyncLLM(
-            model, host=host, chat_template=chat_template, generation_defaults=generation_defaults, **options
-        )
-        self._loop = uvloop.new_event_loop()
-        self._closing: asyncio.Event | None = None
+        self._engine = AsyncLLM(model, host=host, **options)
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._closing = asyncio.Event()
+        self._life: asyncio.Task[None] | None = None
+        self._end: BaseException | None = None
         started: Future[None] = Future()
         # The engine's processes die with the thread that started them, so this one lives until `close`.
         self._thread = threading.Thread(target=self._live, args=(started,), name="trimaran-llm", daemon=True)
         self._thread.start()
-        started.result()
+        try:
+            started.result()
+        except BaseException:  # also an interrupt: no engine may stay behind
+            self._interrupt_start()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -57,9 +64,20 @@ class LLM:
 
     def close(self) -> None:
         """End the engine. A second call does nothing."""
-        if self._thread.is_alive() and self._closing is not None:
-            self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join()
+        self._tell(self._closing.set)
+        self._thread.join()
+
+    def _interrupt_start(self) -> None:
+        def cancel() -> None:
+            if self._life is not None:
+                self._life.cancel()
+
+        self._tell(cancel)
+        self._thread.join()
+
+    def _tell(self, call: Callable[[], Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: all has ended
+            self._loop.call_soon_threadsafe(call)
 
     def generate(
         self,
@@ -115,36 +133,51 @@ class LLM:
             return self._call(self._engine.run_all(calls, on_done))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        if not self._thread.is_alive():
+            work.close()
+            raise self._ended()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError:  # by the end of the loop
+            self._thread.join()
+            raise self._ended() from None
+        except BaseException:
+            future.cancel()  # an interrupt: what was asked for need not be finished
+            raise
+
+    def _ended(self) -> Exception:
+        how = "was closed" if self._end is None else f"has ended: {self._end}"
+        return RequestFailed(FailKind.SHUTDOWN, f"this LLM {how}; make another one")
 
     def _live(self, started: "Future[None]") -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._hold(started))
-        finally:
-            self._loop.close()
+        with self._runner:
+            self._runner.run(self._hold(started))
 
     async def _hold(self, started: "Future[None]") -> None:
-        self._closing = asyncio.Event()
+        self._life = asyncio.current_task()
         try:
             async with self._engine:
                 started.set_result(None)
                 await self._closing.wait()
         except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
+            self._end = error
+            if not started.done():
+                started.set_exception(error)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, str | bytes):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestRefused(f"prompts: give texts or lists of token ids, not {prompts!r}", param="prompts")
+    listed = list(prompts)
+    return [listed] if listed and isinstance(listed[0], Integral) else listed  # type: ignore[list-item, return-value]
 
 
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
+    if not isinstance(params, list | tuple):
+        return [params] * count  # type: ignore[list-item]
     if len(params) != count:
         raise ValueError(f"{len(params)} sampling params were given for {count} prompts; give one, or one for each")
     return params

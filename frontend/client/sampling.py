@@ -107,6 +107,20 @@ def check_limits(params: SamplingParams, limits: RequestLimits) -> None:
             raise RequestRefused(f"{name}: {asked} is above this server's limit of {limit}", param=name)
 
 
+def check_prompt_logprobs(params: SamplingParams, num_prompt_tokens: int, limits: RequestLimits) -> None:
+    """Refuse an answer that would fill the memory and hold up everybody. Raises RequestRefused naming the limit."""
+    if params.prompt_logprobs is None:
+        return
+    num_entries = num_prompt_tokens * params.n * (params.prompt_logprobs + 1)
+    if num_entries > limits.max_prompt_logprob_entries:
+        raise RequestRefused(
+            f"prompt_logprobs: {num_prompt_tokens} prompt tokens times n {params.n} times "
+            f"{params.prompt_logprobs + 1} log-probabilities are {num_entries}, above the limit of "
+            f"{limits.max_prompt_logprob_entries}; ask for fewer",
+            param="prompt_logprobs",
+        )
+
+
 def settle(
     params: SamplingParams, defaults: SamplingDefaults, end_token_ids: tuple[int, ...], room: TokenRoom
 ) -> Sampling:

@@ -5,9 +5,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from .children import module_command
+from .server_url import server_url
 
 if TYPE_CHECKING:
     import typer
+
+_MAX_SEQUENCES = 4096
 
 
 def build_bench() -> "typer.Typer":
@@ -28,7 +31,7 @@ def build_bench() -> "typer.Typer":
         range_ratio: float = typer.Option(0.0, min=0.0, max=1.0, help="lengths spread by this share, either way"),
         num_prefixes: int = typer.Option(8, min=1, help="different prefixes of --dataset-name prefix"),
         prefix_len: int = typer.Option(256, min=1, help="their length in tokens"),
-        request_rate: float = typer.Option(float("inf"), min=0.0, help="requests per second; inf sends all at once"),
+        request_rate: float = typer.Option(float("inf"), min=0.001, help="requests per second; inf sends all at once"),
         burstiness: float = typer.Option(1.0, min=0.01, help="1 is a Poisson process, less is more bursty"),
         max_concurrency: int = typer.Option(0, min=0, help="most requests at once; 0 is no limit"),
         num_processes: int = typer.Option(1, min=1, help="client processes to share the load"),
@@ -43,7 +46,7 @@ def build_bench() -> "typer.Typer":
         from ..bench.workload import Workload
 
         asked = BenchServe(
-            base_url=base_url,
+            base_url=server_url(base_url),
             model=model or None,
             workload=Workload(
                 kind=dataset_name,
@@ -56,7 +59,7 @@ def build_bench() -> "typer.Typer":
                 prefix_len=prefix_len,
                 seed=seed,
             ),
-            request_rate=request_rate if 0 < request_rate < float("inf") else None,
+            request_rate=request_rate if request_rate < float("inf") else None,
             burstiness=burstiness,
             max_concurrency=max_concurrency or None,
             num_processes=num_processes,
@@ -77,6 +80,11 @@ def build_bench() -> "typer.Typer":
         sequences: str = typer.Option("64,256,1024", help="numbers of running sequences, separated by commas"),
         steps: int = typer.Option(300, min=10, help="steps to measure at each"),
     ) -> None:
+        sizes = sequences.split(",")
+        if not all(size.isdecimal() and 1 <= int(size) <= _MAX_SEQUENCES for size in sizes):
+            raise typer.BadParameter(
+                f"give whole numbers from 1 to {_MAX_SEQUENCES}, such as 64,256", param_hint="--sequences"
+            )
         # A process of its own: the frontend's side of the fence does not import the core.
         command = [*module_command("engine_core.bench"), "--sequences", sequences, "--steps", str(steps)]
         raise typer.Exit(subprocess.run(command, check=False).returncode)

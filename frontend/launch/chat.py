@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 
+from .server_url import server_url
+
 
 class ChatFailed(Exception):
     """The server did not answer as it should; the text says what it said."""
@@ -17,7 +19,7 @@ class Chat:
 
     def __init__(self, url: str, *, model: str, api_key: str, system: str, max_tokens: int) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10.0, read=None))
+        self._client = httpx.Client(base_url=server_url(url), headers=headers, timeout=httpx.Timeout(10.0, read=None))
         self._model = model
         self._max_tokens = max_tokens
         self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []

@@ -21,6 +21,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] == ["serve"]:
         raise SystemExit(serve(arguments[1:]))
+    if arguments == ["--version"]:
+        sys.argv[1:] = ["version"]
     build()()
 
 

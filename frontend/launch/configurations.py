@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from ...ipc.configuration import CoreConfiguration, FrontendConfiguration, RequestLimits, WorkerConfiguration
 from ...ipc.facts import Phase
+from ..client.engine_host import RequestRules
 from .options import AUTO, Auto, Options
 
 
@@ -20,7 +21,25 @@ class Birth(Struct, frozen=True, kw_only=True):
     port: int
 
 
+def request_rules(options: Options) -> RequestRules:
+    return RequestRules(
+        limits=RequestLimits(
+            max_n=options.max_n,
+            max_logprobs=options.max_logprobs,
+            max_stop_strings=options.max_stop,
+            max_prompts=options.max_prompts,
+            max_body_bytes=options.max_body_bytes,
+            max_header_bytes=options.max_header_bytes,
+        ),
+        default_max_tokens=_settled(options.default_max_tokens),
+        chat_template=str(options.chat_template) if options.chat_template is not None else None,
+        generation_defaults=options.generation_defaults,
+        control_tokens_in_content=options.control_tokens_in_content,
+    )
+
+
 def frontend_configuration(options: Options, birth: Birth, *, index: int, incarnation: int) -> FrontendConfiguration:
+    rules = request_rules(options)
     return FrontendConfiguration(
         index=index,
         num_frontends=birth.num_frontends,
@@ -30,18 +49,11 @@ def frontend_configuration(options: Options, birth: Birth, *, index: int, incarn
         port=birth.port,
         served_model_name=birth.served_model_name,
         api_keys=options.api_key,
-        limits=RequestLimits(
-            max_n=options.max_n,
-            max_logprobs=options.max_logprobs,
-            max_stop_strings=options.max_stop,
-            max_prompts=options.max_prompts,
-            max_body_bytes=options.max_body_bytes,
-            max_header_bytes=options.max_header_bytes,
-        ),
-        chat_template=str(options.chat_template) if options.chat_template is not None else None,
-        default_max_tokens=_settled(options.default_max_tokens),
-        control_tokens_in_content=options.control_tokens_in_content,
-        generation_defaults=options.generation_defaults,
+        limits=rules.limits,
+        chat_template=rules.chat_template,
+        default_max_tokens=rules.default_max_tokens,
+        control_tokens_in_content=rules.control_tokens_in_content,
+        generation_defaults=rules.generation_defaults,
         stall_limit_s=options.stall_limit,
         drain_timeout_s=options.drain_timeout,
         log_requests=options.log_requests,

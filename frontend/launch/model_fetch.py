@@ -3,6 +3,7 @@
 The work is done by processes of their own, which tell their progress in lines; this module runs them and reads those.
 """
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -74,9 +75,14 @@ async def bring(source: ModelSource, fetching: Fetching) -> Model:
             command += [] if fetching.with_weights else ["--without-weights"]
             folder = await _run(command, f"fetching {source.name}", fetching)
             root = source.name
-    text_folder = folder
+    sampling = source.sampling if isinstance(source, GgufFile) else {}
+    if fetching.tokenizer is None and not sampling:
+        return Model(folder, folder, root)
+    text_folder = _copied_text(folder, fetching.run_directory / "text")
     if fetching.tokenizer is not None:
-        text_folder = _with_tokenizer(folder, fetching.tokenizer, fetching.run_directory / "text")
+        _give_tokenizer(fetching.tokenizer, text_folder)
+    if sampling:
+        _give_sampling(sampling, text_folder / "generation_config.json")
     return Model(folder, text_folder, root)
 
 
@@ -108,16 +114,26 @@ async def _run(command: list[str], what: str, fetching: Fetching) -> Path:
     return done[0]
 
 
-def _with_tokenizer(folder: Path, tokenizer: Path, target: Path) -> Path:
-    """A folder with the model's files, and the given tokenizer's in the place of its own."""
+def _copied_text(folder: Path, target: Path) -> Path:
+    """The model's files but its weights, to be changed."""
     target.mkdir()
     for file in folder.iterdir():
-        if file.is_file() and file.suffix in (".json", ".jinja", ".model", ".txt") and file.name != "tokenizer.json":
-            shutil.copy(file, target)
+        if file.is_file() and file.suffix in (".json", ".jinja", ".model", ".txt"):
+            shutil.copyfile(file, target / file.name)  # without its mode, which may be read-only
+    return target
+
+
+def _give_tokenizer(tokenizer: Path, target: Path) -> None:
+    """The given tokenizer's files in the place of the model's own."""
     given = [tokenizer] if tokenizer.is_file() else [tokenizer / name for name in TOKENIZER_FILES]
     found = [file for file in given if file.is_file()]
     if not any(file.name.endswith(".json") for file in found):
         raise Refusal(f"--tokenizer {tokenizer} holds no tokenizer.json. Name that file or its folder.")
+    (target / "tokenizer.json").unlink(missing_ok=True)
     for file in found:
-        shutil.copy(file, target / ("tokenizer.json" if tokenizer.is_file() else file.name))
-    return target
+        shutil.copyfile(file, target / ("tokenizer.json" if tokenizer.is_file() else file.name))
+
+
+def _give_sampling(sampling: dict[str, float], file: Path) -> None:
+    told = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps({**sampling, **told}))

@@ -107,7 +107,11 @@ class Options(Struct, frozen=True, kw_only=True):
     ] = 1
     api_key: Annotated[
         tuple[str, ...],
-        About("Server", Texts(), "keys clients must send; the environment hides them from process lists"),
+        About(
+            "Server",
+            Texts("text; repeat the flag; in the environment, commas separate"),
+            "keys clients must send; the environment hides them from process lists",
+        ),
     ] = ()
     max_queued_requests: Annotated[
         int | Auto, About("Server", COUNT_OR_AUTO, "requests that may wait; one more is answered 429 at once")
@@ -162,7 +166,7 @@ class Options(Struct, frozen=True, kw_only=True):
     ] = AUTO
     kernel: Annotated[
         dict[str, str],
-        About("Device", Pairs(), "pins an implementation, such as paged_attention=reference"),
+        About("Device", Pairs(), "pins an implementation, such as paged_attention=plain_paged_attention"),
     ] = {}
     without_kernel: Annotated[
         tuple[str, ...], About("Device", Texts(), "never use this implementation, such as one that misbehaves here")
@@ -232,6 +236,10 @@ def _described() -> dict[str, About]:
 
 
 ABOUT: Mapping[str, About] = _described()
+_FOR_CLIENTS = {  # options that mean nothing without HTTP
+    *("served_model_name", "host", "port", "frontends", "api_key", "log_requests", "trust_request_templates"),
+    *("max_body_bytes", "max_header_bytes", "max_prompts"),
+}
 
 
 def flag_name(name: str) -> str:
@@ -260,10 +268,12 @@ def options_from_keywords(keywords: Mapping[str, object], environment: Mapping[s
     """As `read_options`, with keyword arguments of the Python API in the place of flags."""
     for name in keywords:
         _known(name, f"keyword {name}")
+        if name in _FOR_CLIENTS:
+            raise OptionError(f"keyword {name}: only for `trimaran serve`, which has clients. Leave it out.")
     variables = dict(_read_environment(environment))
-    config = variables.pop(CONFIG, None)
-    file = {} if config is None else dict(_read_file(str(config)))
     keywords = {name: value for name, value in keywords.items() if value is not None and value != ""}
+    config = keywords.pop(CONFIG, variables.pop(CONFIG, None))
+    file = {} if config is None else dict(_read_file(str(config)))
     return _settle({Source.FLAG: keywords, Source.ENVIRONMENT: variables, Source.FILE: file})
 
 
@@ -293,7 +303,7 @@ def _read_value(name: str, about: About, raw: object, source: Source) -> object:
 
 
 def _check_together(options: Options) -> None:
-    if options.null_script and options.platform not in ("null", AUTO):
+    if options.null_script and options.platform != "null":
         raise OptionError(
             f"--null-script is for the null platform, and --platform is {options.platform!r}. "
             "Use --platform null, or leave --null-script out."

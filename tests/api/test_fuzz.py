@@ -99,6 +99,32 @@ def _fuzz_one(operation: Any, mode: GenerationMode, num_requests: int, statuses:
             raise
 
 
+WRONG: list[Any] = [
+    *(None, True, False, 0, -1, 1.5, "", "x", "\0", 1e308, -(2**63), 2**64),
+    *([], {}, [None], {"a": None}, [[]], [[[]]], {"0": 0}),
+]
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "/v1/completions": ("CompletionRequest", {"prompt": "x", "max_tokens": 1}),
+    "/v1/chat/completions": ("ChatRequest", CHAT),
+    "/tokenize": ("TokenizeRequest", {"messages": CHAT["messages"]}),
+    "/detokenize": ("DetokenizeRequest", {"tokens": [1]}),
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_field_with_every_kind_of_value(served: Server, path: str) -> None:
+    """Nothing is a 5xx, and a 400 names the field."""
+    schema, body = BODIES[path]
+    document = served.http.get("/openapi.json").json()
+    for field in document["components"]["schemas"][schema]["properties"]:
+        for value in WRONG:
+            answer = served.http.post(path, json={**body, field: value})
+            assert answer.status_code in ((200, 400, 404) if field == "model" else (200, 400)), (field, value)
+            if answer.status_code == 400 and (path, field) != ("/tokenize", "messages"):
+                assert answer.json()["error"]["param"].startswith(field), (field, value, answer.text)
+    served.assert_idle()
+
+
 def test_schema_driven_fuzz(served: Server) -> None:
     fuzz(served, 200)
 

@@ -9,6 +9,8 @@ import itertools
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,8 +32,9 @@ SCRIPTED_CONTEXT = 2048
 
 
 @pytest.fixture(scope="module")
-def real(demo_folder: Path) -> Iterator[Server]:
-    with Server(demo_folder, *SMALL, "--served-model-name", "smol", script=None) as server:
+def real() -> Iterator[Server]:
+    """The demo, as `make serve` starts it."""
+    with Server(None, *SMALL, "--served-model-name", "smol", script=None) as server:
         yield server
 
 
@@ -131,6 +134,13 @@ def test_paris_with_the_openai_client(real: Server) -> None:
     text = real.openai.completions.create(model="smol", prompt="The capital of France is", temperature=0, max_tokens=4)
     assert "Paris" in text.choices[0].text
     assert [model.id for model in real.openai.models.list()] == ["smol"]
+
+
+def test_the_demo_answers_sensibly_when_nothing_is_asked_for(real: Server) -> None:
+    """As the README asks it. At the API's own temperature of 1 a model so small talks nonsense."""
+    answer = post(real, "/v1/chat/completions", {"messages": FRANCE, "max_tokens": 40, "n": 16})
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert all("Paris" in text for text in texts), texts
 
 
 def _close(left: Any, right: Any) -> bool:
@@ -297,9 +307,9 @@ def test_tokenize_agrees_with_usage(real: Server, tokenizer: Tokenizer) -> None:
     assert post(real, "/detokenize", {"tokens": raw})["prompt"] == MIXED_TEXT
 
 
-def test_models_and_server_info_are_complete(real: Server, demo_folder: Path) -> None:
+def test_models_and_server_info_are_complete(real: Server) -> None:
     (model,) = real.http.get("/v1/models").json()["data"]
-    assert model["id"] == "smol" and model["root"] == str(demo_folder) and model["max_model_len"] == 8192
+    assert model["id"] == "smol" and (Path(model["root"]) / "config.json").is_file() and model["max_model_len"] == 8192
     info = real.http.get("/v1/server_info").json()
     decided = {decision["name"]: decision for decision in info["decisions"]}
     assert {"platform", "dtype", "threads", "block_size", "max_num_seqs", "max_model_len", "num_blocks"} <= set(decided)
@@ -441,6 +451,9 @@ def test_a_hostile_client_is_refused_and_disturbs_nobody(scripted: Server) -> No
             (text, b'{"prompt":"x","logit_bias":{"1":1e308}}'),
             (text, b'{"prompt":"x","logit_bias":{"01":1,"1":1}}'),
             (text, {"prompt": "x", "stop": "x" * 100_000}),
+            (text, {"prompt": [[1] * 2000] * 51, "prompt_logprobs": 20, "max_tokens": 1}),
+            (text, {"prompt": [1] * 2000, "n": 51, "echo": True, "logprobs": 20, "max_tokens": 1}),
+            (chat, {"messages": [{"role": "user", "content": "a " * 1000}], "n": 128, "prompt_logprobs": 20}),
             (text, {"prompt": ["x"] * 10_000}),
             (text, {"prompt": [[1]] * 10_000}),
             (text, {"prompt": [1] * SCRIPTED_CONTEXT}),
@@ -465,6 +478,9 @@ def test_numbers_at_their_limits_are_served(scripted: Server) -> None:
         {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1e-300},
         {"repetition_penalty": 100, "logit_bias": {str(id): -100 for id in range(1024)}},
         {"logprobs": 20, "prompt_logprobs": 20, "n": 128},
+        {"prompt": [[1] * 2000] * 12, "prompt_logprobs": 20, "max_tokens": 1},
+        {"prompt": ["x"] * 16, "n": 128, "logit_bias": {str(id): -1 for id in range(1024)}},
+        {"prompt": [[1] * 2000] * 64, "frequency_penalty": 1, "seed": -5, "min_tokens": 2, "stop_token_ids": [1, 2]},
         {"stop": ["é" * 1024] * 16, "stop_token_ids": list(range(128))},
         {"cache_salt": "\0", "user": "\0"},
         {"prompt": "a\0b", "echo": True},
@@ -595,3 +611,20 @@ def test_x5_no_way_round_the_key(demo_folder: Path) -> None:
             assert raw(server, head).startswith(b"HTTP/1.1 200"), sent
         deep = HEAD + b"Content-Length: 99999999999\r\n\r\n"
         assert raw(server, deep).startswith(b"HTTP/1.1 401"), "nothing is validated before the key"
+
+
+def bench(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "trimaran.frontend.launch.commands", "bench", "serve"]
+    sizes = ["--num-prompts", "4", "--input-len", "8", "--output-len", "4"]
+    return subprocess.run(
+        [*command, "--base-url", server.url, *sizes, *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_bench_serve_counts_and_tells_refusals(scripted: Server, tmp_path: Path) -> None:
+    done = bench(scripted, "--result-file", str(tmp_path / "report.json"))
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert done.returncode == 0 and "error" not in done.stdout, done.stdout
+    assert (report["completed"], report["failed"], report["total_output_tokens"]) == (4, 0, 16)
+    done = bench(scripted, "--model", "nobody")
+    assert done.returncode == 1 and "error: HTTP 404" in done.stdout and "'nobody' is not served here" in done.stdout

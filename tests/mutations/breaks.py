@@ -1,5 +1,6 @@
 """The deliberate breaks: what a shortcut could fake, and the tests that must notice."""
 
+from api_breaks import API_BREAKS
 from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
@@ -80,6 +81,7 @@ BREAKS = (
         SCHEDULING,
     ),
     *FRONTEND_BREAKS,
+    *API_BREAKS,
     *FAULT_BREAKS,
     *NUMERICS_BREAKS,
 )

@@ -28,7 +28,8 @@ def trimaran(*arguments: str, text: str = "", **environment: str) -> subprocess.
 
 
 def test_version_and_help() -> None:
-    assert trimaran("version").stdout.strip() == f"trimaran {__version__}"
+    for spelling in ("version", "--version"):
+        assert trimaran(spelling).stdout.strip() == f"trimaran {__version__}"
     listed = trimaran("--help").stdout
     assert all(name in listed for name in ("serve", "chat", "bench", "demo", "version"))
     assert "--max-num-seqs" in trimaran("serve", "--help").stdout
@@ -48,11 +49,22 @@ def test_mistakes_end_with_the_cure_and_no_traceback() -> None:
 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    done = trimaran("serve", str(tmp_path), "--load-format", "dummy", "--host", "203.0.113.7")
+    done = trimaran("serve", str(tmp_path), "--load-format", "dummy", "--port", "0", "--host", "203.0.113.7")
     assert done.returncode == 2 and "--host 203.0.113.7 is not an address of this machine" in done.stderr
-    done = trimaran("serve", str(tmp_path), "--load-format", "dummy", "--run-dir", str(tmp_path / ("x" * 90)))
+    done = trimaran(
+        "serve", str(tmp_path), "--load-format", "dummy", "--port", "0", "--run-dir", str(tmp_path / ("x" * 90))
+    )
     assert done.returncode == 2 and "--run-dir" in done.stderr and "Traceback" not in done.stderr
-    done = trimaran("serve", str(tmp_path), "--load-format", "dummy", "--run-dir", str(tmp_path / "config.json" / "x"))
+    done = trimaran(
+        "serve",
+        str(tmp_path),
+        "--load-format",
+        "dummy",
+        "--port",
+        "0",
+        "--run-dir",
+        str(tmp_path / "config.json" / "x"),
+    )
     assert done.returncode == 2 and "--run-dir" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -140,12 +152,28 @@ def test_chat_streams_turns_and_tells_errors() -> None:
     with echo_server() as url:
         done = trimaran("chat", "--url", url, "--api-key", "k", "--system", "s", text="hello\nagain\n")
         assert done.stdout == "2:hello:Bearer k\n4:again:Bearer k\n", done.stderr
+        for spelling in (f"{url}/v1", url.removeprefix("http://")):
+            assert trimaran("chat", "--url", spelling, text="hello\n").stdout == "1:hello:None\n"
         done = trimaran("chat", "--url", url, text="fail\n")
         assert done.returncode == 1 and "400: no such thing" in done.stderr
     done = trimaran("chat", "--url", url, text="hello\n")
     assert (
         done.returncode == 1 and "Is `trimaran serve` running there?" in done.stderr and "Traceback" not in done.stderr
     )
+
+
+def test_bench_tells_mistakes(tmp_path: Path) -> None:
+    for sizes in ("x", "64,", "0", "100000"):
+        done = trimaran("bench", "engine", "--sequences", sizes)
+        assert done.returncode == 2 and "whole numbers from 1 to" in done.stderr and "Traceback" not in done.stderr
+    with echo_server() as url:
+        for arguments, expected in (
+            (("--base-url", "nobody.invalid"), "start one with `trimaran serve`"),
+            (("--base-url", url.replace("http", "https")), "plain HTTP only"),
+            (("--base-url", url, "--result-file", str(tmp_path / "no" / "x.json")), "its folder does not exist"),
+        ):
+            done = trimaran("bench", "serve", *arguments)
+            assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
 
 
 def test_bench_engine_runs_in_a_process_of_its_own() -> None:

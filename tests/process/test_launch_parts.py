@@ -18,6 +18,7 @@ from trimaran.frontend.launch.port import HeldPort
 from trimaran.frontend.launch.restarts import LONGEST_PAUSE_S, Restarts
 from trimaran.frontend.launch.rings import Rings
 from trimaran.frontend.launch.run_directory import RunDirectory
+from trimaran.frontend.text.model_text import ModelText
 from trimaran.ipc.conditions import Refusal
 from trimaran.ipc.ring import RingReader, RingWriter
 
@@ -213,6 +214,17 @@ async def test_a_cancelled_fetch_ends_its_process(tmp_path: Path, monkeypatch: p
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not Path(f"/proc/{pid_file.read_text()}").exists()
+
+
+async def test_sampling_that_a_file_has_no_place_for(tmp_path: Path) -> None:
+    """Frontends read it beside what the file does say; the converted model itself is as it was."""
+    path = write_gguf(tmp_path / "m.gguf", "llama", random_weights("llama"))
+    model = await Told(tmp_path).bring(GgufFile(path, "m", {"temperature": 0.25, "eos_token_id": 99}))
+    told = json.loads((model.text_folder / "generation_config.json").read_text())
+    own = json.loads((model.folder / "generation_config.json").read_text())
+    assert told == {**own, "temperature": 0.25} and "temperature" not in own
+    assert ModelText.load(model.text_folder).defaults.temperature == 0.25
+    assert not list(model.text_folder.glob("*.safetensors"))
 
 
 @pytest.mark.user_pain("M9")

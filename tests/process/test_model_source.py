@@ -76,7 +76,7 @@ def test_the_demo_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch,
     (package / "__init__.py").write_text("raise ImportError('wants a C++ library')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(model_source, "DEMO_PACKAGE", package.name)
-    assert find_model(None) == GgufFile(package / "tiny.gguf", "SmolLM2-135M-Instruct")
+    assert find_model(None) == GgufFile(package / "tiny.gguf", "SmolLM2-135M-Instruct", model_source.DEMO_SAMPLING)
     monkeypatch.setattr(model_source, "DEMO_PACKAGE", "trimaran_demo_that_is_not_there")
     with pytest.raises(Refusal, match="trimaran demo install"):
         find_model(None)

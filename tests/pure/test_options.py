@@ -135,6 +135,14 @@ def test_keywords_of_the_python_api() -> None:
     assert (reading.options.model, reading.options.max_num_seqs, reading.options.kernel) == ("m", 3, {"a": "b"})
     with pytest.raises(OptionError, match="max_num_seq: no such option. Did you mean --max-num-seqs"):
         options_from_keywords({"max_num_seq": 3}, {})
+    with pytest.raises(OptionError, match="keyword port: only for `trimaran serve`"):
+        options_from_keywords({"port": 3}, {})
+    assert options_from_keywords({"model": "m"}, {"TRIMARAN_PORT": "3"}).options.port == 3, "the environment is shared"
+
+
+def test_a_file_of_options_by_keyword(tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text("max_n: 3")
+    assert options_from_keywords({"config": str(tmp_path / "options.yaml")}, {}).options.max_n == 3
 
 
 def test_the_help_states_precedence_and_every_option() -> None:

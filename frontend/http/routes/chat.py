@@ -8,7 +8,7 @@ import msgspec
 
 from ...client.generation import Generation, GenerationRequest, SequenceListener, SequenceOutput
 from ...client.refusals import RequestRefused
-from ...client.sampling import check_limits
+from ...client.sampling import check_limits, check_prompt_logprobs
 from ...text.template import ChatTemplate
 from ..asgi import Exchange, Receive, Scope, read_json_body
 from ..errors import ApiError
@@ -26,7 +26,7 @@ from ..schema.generation import NO_PROMPT_LOGPROBS, Usage, usage
 from ..schema.unsupported import CHAT, GENERATION, refuse_unsupported
 from ..serving import ServedModel, Serving, new_id
 from .generating import run_stream, run_whole
-from .logprobs import LogprobForms
+from .logprobs import LogprobForms, num_entries
 
 _MESSAGE_COST = 64  # characters: what rendering a message costs beside its text
 
@@ -53,7 +53,8 @@ class ChatRoute:
             await run_stream(serving, model.text, [generation], "messages", answer, receive, exchange)
             return
         [done] = await run_whole(serving, model.text, [generation], "messages", receive)
-        await exchange.send_whole(200, answer.whole(done))
+        body = await serving.text_work.run(num_entries([done]), lambda: answer.whole(done))
+        await exchange.send_whole(200, body)
 
     async def _generation_request(self, request: ChatRequest, model: ServedModel) -> GenerationRequest:
         request.check_stream_fields()
@@ -63,8 +64,10 @@ class ChatRoute:
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         params = request.sampling(max_tokens, logprobs, request.prompt_logprobs)
         check_limits(params, self._serving.limits)
+        prompt_token_ids = await chat_prompt(self._serving, request.chat(), model)
+        check_prompt_logprobs(params, len(prompt_token_ids), self._serving.limits)
         return GenerationRequest(
-            prompt_token_ids=await chat_prompt(self._serving, request.chat(), model),
+            prompt_token_ids=prompt_token_ids,
             params=params,
             priority=request.priority or 0,
             cache_salt=request.cache_salt,

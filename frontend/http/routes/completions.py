@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ...client.generation import Generation, GenerationRequest, SequenceListener, SequenceOutput, TokenLogprob
 from ...client.refusals import RequestRefused
-from ...client.sampling import check_limits
+from ...client.sampling import check_limits, check_prompt_logprobs
 from ..asgi import Exchange, Receive, Scope, read_json_body
 from ..event_stream import DONE, EventStream
 from ..schema.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
@@ -17,7 +17,7 @@ from ..schema.generation import NO_PROMPT_LOGPROBS, Usage, usage
 from ..schema.unsupported import COMPLETIONS, GENERATION, refuse_unsupported
 from ..serving import ServedModel, Serving, new_id
 from .generating import run_stream, run_whole
-from .logprobs import LogprobForms, prompt_entries
+from .logprobs import LogprobForms, num_entries, prompt_entries
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
@@ -51,7 +51,8 @@ class CompletionsRoute:
             await run_stream(serving, model.text, requests, "prompt", answer, receive, exchange)
             return
         done = await run_whole(serving, model.text, requests, "prompt", receive)
-        await exchange.send_whole(200, answer.whole(done))
+        body = await serving.text_work.run(num_entries(done), lambda: answer.whole(done))
+        await exchange.send_whole(200, body)
 
     def _generation_requests(self, request: CompletionRequest, prompts: list[Prompt]) -> list[GenerationRequest]:
         wanted = [request.prompt_logprobs, request.logprobs if request.echo else None]
@@ -59,6 +60,7 @@ class CompletionsRoute:
         max_tokens = 1 if request.max_tokens == 0 else request.max_tokens  # 0 with echo: the one token is not shown
         params = request.sampling(max_tokens, request.logprobs, num_prompt_logprobs)
         check_limits(params, self._serving.limits)
+        check_prompt_logprobs(params, sum(len(prompt.token_ids) for prompt in prompts), self._serving.limits)
         if len(prompts) * params.n > self._serving.limits.max_prompts:
             raise RequestRefused(
                 f"prompt: {len(prompts)} prompts with n {params.n} are above this server's limit of "

@@ -67,6 +67,16 @@ class LogprobForms:
         return self._tokenizer.bytes.of(id)
 
 
+def num_entries(generations: Sequence[Generation]) -> int:
+    """How many log-probabilities an answer shows: what making it costs."""
+    count = 0
+    for generation in generations:
+        params = generation.request.params
+        count += len(generation.prompt_logprobs) * params.n * (1 + (params.prompt_logprobs or 0))
+        count += sum(len(sequence.logprobs) for sequence in generation.sequences) * (1 + (params.logprobs or 0))
+    return count
+
+
 def prompt_entries(generation: Generation) -> list[TokenLogprob | None]:
     """One per prompt token; the first has nothing before it, so nothing to be likely after."""
     missing = len(generation.request.prompt_token_ids) - len(generation.prompt_logprobs)

@@ -1,0 +1,122 @@
+"""The deliberate breaks that only the whole server notices, over HTTP or through LLM."""
+
+from broken import Break
+
+SERVER = ("tests/api/test_real_server.py",)
+OFFLINE = ("tests/api/test_real_offline.py",)
+DOOR = ("tests/pure/test_admission.py",)
+
+API_BREAKS = (
+    Break(
+        "V2: a negative seed is sent as it is",
+        "frontend/client/sampling.py",
+        "params.seed & _WORD",
+        "params.seed",
+        (*SERVER, "-k", "limits_are_served"),
+    ),
+    Break(
+        "V2: the core believes its frontends",
+        "engine_core/admission.py",
+        "        if not 0 <= (getattr(sampling, name) or 0) < bound:\n",
+        "        if False:\n",
+        DOOR,
+    ),
+    Break(
+        "V6: prompt log-probabilities without bound",
+        "frontend/client/sampling.py",
+        "    if num_entries > limits.max_prompt_logprob_entries:\n",
+        "    if False:\n",
+        (*SERVER, "-k", "hostile"),
+    ),
+    Break(
+        "a body nested too deeply is a bug of ours",
+        "frontend/http/errors.py",
+        "        case RecursionError():\n",
+        "        case ZeroDivisionError():\n",
+        (*SERVER, "-k", "hostile"),
+    ),
+    Break(
+        "X5: paths that begin like open ones are open",
+        "frontend/http/access.py",
+        'scope["path"] in OPEN_PATHS',
+        'scope["path"].startswith(tuple(OPEN_PATHS))',
+        (*SERVER, "-k", "x5"),
+    ),
+    Break(
+        "X7: a body that breaks off goes unanswered",
+        "frontend/http/asgi.py",
+        'raise ApiError(400, "the request\'s body broke off or its chunks are malformed; send it again")',
+        "raise ClientLeft",
+        (*SERVER, "-k", "bytes_on_the_socket"),
+    ),
+    Break(
+        "any request id is echoed",
+        "frontend/http/asgi.py",
+        "_REQUEST_ID.fullmatch(given)",
+        "_REQUEST_ID.match(given)",
+        (*SERVER, "-k", "inject"),
+    ),
+    Break(
+        "Q2: the salt is lost on its way",
+        "frontend/http/routes/completions.py",
+        "                cache_salt=request.cache_salt,\n",
+        "",
+        (*SERVER, "-k", "cache_salt"),
+    ),
+    Break(
+        "Q4: all choices draw alike",
+        "engine_core/plan_builder.py",
+        "np.array([sequence.choice for sequence in sequences], np.int32)",
+        "np.array([0 for sequence in sequences], np.int32)",
+        (*SERVER, "-k", "q4"),
+    ),
+    Break(
+        "the demo is sampled at temperature 1",
+        "frontend/launch/model_source.py",
+        'DEMO_SAMPLING = {"temperature": 0.2, "top_p": 0.5}',
+        'DEMO_SAMPLING = {"temperature": 1.0}',
+        (*SERVER, "-k", "sensibly"),
+    ),
+    Break(
+        "a benchmark counts a refusal without its reason",
+        "frontend/bench/stream_client.py",
+        "        if self._status in (0, 200):\n",
+        "        if True:\n",
+        (*SERVER, "-k", "bench_serve"),
+    ),
+    Break(
+        "offline, the limits of the options are ignored",
+        "frontend/client/async_llm.py",
+        "        check_limits(checked, self._rules.limits)\n",
+        "",
+        (*OFFLINE, "-k", "limits"),
+    ),
+    Break(
+        "offline, half an integer is rounded in silence",
+        "frontend/client/async_llm.py",
+        "[operator.index(id) for id in prompt]",
+        "[int(id) for id in prompt]",
+        (*OFFLINE, "-k", "refused_prompt"),
+    ),
+    Break(
+        "offline, an interrupted start leaves its engine behind",
+        "frontend/client/llm.py",
+        "            self._interrupt_start()\n",
+        "",
+        (*OFFLINE, "-k", "interrupt"),
+    ),
+    Break(
+        "offline, an interrupted call is computed to its end",
+        "frontend/client/llm.py",
+        "            future.cancel()  # an interrupt: what was asked for need not be finished\n",
+        "",
+        (*OFFLINE, "-k", "interrupt"),
+    ),
+    Break(
+        "offline, a call after the end does not say why",
+        "frontend/client/llm.py",
+        "            self._end = error\n",
+        "",
+        (*OFFLINE, "-k", "cannot_be_kept"),
+    ),
+)
