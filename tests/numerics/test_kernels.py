@@ -231,8 +231,13 @@ def test_denormals_stay_on(services: Services) -> None:
     assert float(torch.tensor(1e-38) * 0.01) != 0
 
 
-def test_one_openmp_runtime(services: Services) -> None:
-    loaded(CATALOG[0], make_problem("float32", 64), services)
+def openmp_runtimes() -> set[str]:
     maps = Path("/proc/self/maps").read_text()
-    runtimes = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libiomp" in line}
-    assert len(runtimes) == 1, runtimes
+    return {line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libiomp" in line}
+
+
+def test_no_second_openmp_runtime(services: Services) -> None:
+    """Ours runs on torch's: two runtimes in one process would fight for the cores."""
+    before = openmp_runtimes()
+    loaded(CATALOG[0], make_problem("float32", 64), services)
+    assert before and openmp_runtimes() == before
