@@ -294,12 +294,12 @@ class Core(Actor):
         self._is_booted = False
         self._stalled_since = None
         self._loss = f"the device workers are being restarted: {message.cause}"
-        if self.engine is not None:
-            for step in self.engine.in_flight():
+        engine, self.engine = self.engine, None
+        self._broadcast_state()  # first, so that whoever is failed and asks again at once hears the reason
+        if engine is not None:
+            for step in engine.in_flight():
                 log.error("lost in generation %d: %s", message.generation, step)
-            self._fail(self.engine.fail_all(FailKind.WORKER_LOST, f"the device worker was lost: {message.cause}"))
-            self.engine = None
-        self._broadcast_state()
+            self._fail(engine.fail_all(FailKind.WORKER_LOST, f"the device worker was lost: {message.cause}"))
         if self._draining:
             self._control.send(Drained())
 

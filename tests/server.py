@@ -78,6 +78,7 @@ class Server:
     def start(self) -> None:
         """Spawn and, unless told not to, wait until ready."""
         self._close_output()
+        self.lines = []
         self.process = subprocess.Popen(
             [*self._command, "serve", *self.arguments],
             stdout=subprocess.PIPE,
@@ -160,7 +161,7 @@ class Server:
 
         def is_ready() -> bool:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}\n{self.output}"
-            return all(self.status("/ready") == 200 for _ in range(num_looks))
+            return self.printed("^Listening") and all(self.status("/ready") == 200 for _ in range(num_looks))
 
         self.until(is_ready, limit_s, "ready")
 

@@ -58,7 +58,7 @@ def test_a_reader_that_is_no_more_stops_nothing(demo_folder: Path, goes: bool) -
     server.process = process  # type: ignore[assignment]
     assert process.stderr is not None
     try:
-        server.wait_ready()
+        server.until(lambda: server.status("/ready") == 200, 30, "ready")
         if goes:
             process.stderr.close()
         with httpx.Client(base_url=server.url, timeout=5, headers={"x-request-id": "i" * 128}) as client:

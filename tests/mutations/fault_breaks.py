@@ -19,8 +19,8 @@ FAULT_BREAKS = (
     Break(
         "C3: a lost worker's requests get no terminal",
         "engine_core/core.py",
-        "            self._fail(self.engine.fail_all(",
-        "            (self.engine.fail_all(",
+        "            self._fail(engine.fail_all(",
+        "            (engine.fail_all(",
         (*DEATHS, "-k", "engine and worker-decode"),
     ),
     Break(
