@@ -18,6 +18,7 @@ from trimaran.device_workers.execution.tensor_engine import TensorEngine
 from trimaran.engine_core.admission import Door, admit
 from trimaran.engine_core.engine import Engine
 from trimaran.engine_core.request import Request
+from trimaran.engine_core.scheduler import FIRST_HORIZON
 from trimaran.engine_core.statistics import Statistics
 from trimaran.ipc.frontend_messages import EngineLimits, FinishReason, OutputColumns, Submit
 from trimaran.ipc.plan import StepPlan, StepResult
@@ -60,7 +61,10 @@ def greedy(max_tokens: int, **sampling: Any) -> Sampling:
 
 
 class EngineDriver:
-    """A fresh engine core over `step_engine`, which must have been allocated at least `num_blocks`."""
+    """A fresh engine core over `step_engine`, which must have been allocated at least `num_blocks`.
+
+    `first_horizon` is the room for growth that admission leaves: little of it in a small pool makes preemptions.
+    """
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class EngineDriver:
         max_batched_tokens: int = 512,
         max_model_len: int = 256,
         prefix_caching: bool = True,
+        first_horizon: int = FIRST_HORIZON,
         seed: int = 0,
     ) -> None:
         self.step_engine = step_engine
@@ -84,7 +89,11 @@ class EngineDriver:
             dtype=step_engine.model.dtype,
         )
         self.engine = Engine(
-            limits, max_batched_tokens=max_batched_tokens, prefix_caching=prefix_caching, statistics=Statistics()
+            limits,
+            max_batched_tokens=max_batched_tokens,
+            prefix_caching=prefix_caching,
+            statistics=Statistics(),
+            first_horizon=first_horizon,
         )
         self.door = Door(
             max_model_len=max_model_len, vocab_size=limits.vocab_size, max_queued_requests=None, max_queued_tokens=None

@@ -16,6 +16,12 @@ DEMO_SETTLED = Settled(block_size=16, max_num_seqs=40, max_batched_tokens=512, m
 
 
 @pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled kernels and their verdicts, made once for all engines of the numeric tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
 def demo_model(demo_folder: Path) -> torch.nn.Module:
     """SmolLM2 by transformers in float32."""
     return AutoModelForCausalLM.from_pretrained(demo_folder, dtype=torch.float32, local_files_only=True).eval()
@@ -27,9 +33,8 @@ def demo_reference(demo_model: torch.nn.Module) -> Reference:
 
 
 @pytest.fixture(scope="session")
-def demo_engine(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> StepEngine:
+def demo_engine(demo_folder: Path, cache: Path) -> StepEngine:
     """SmolLM2 in float32, for one driver at a time."""
-    cache = tmp_path_factory.mktemp("demo-engine")
     engine, facts = start_engine(demo_folder, cache, settled=DEMO_SETTLED, num_blocks=400, dtype="float32")
     assert not any(resolution.demoted for resolution in facts.resolutions)
     return engine

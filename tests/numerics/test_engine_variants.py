@@ -30,11 +30,11 @@ Subject = tuple[StepEngine, Reference]
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+def subject(request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     """One variant: a step engine and its reference."""
     directory = tmp_path_factory.mktemp(request.param)
     reference = Reference(save(VARIANTS[request.param], directory))
-    engine, facts = start_engine(directory, tmp_path_factory.getbasetemp() / "variants-cache", dtype="float32")
+    engine, facts = start_engine(directory, cache, dtype="float32")
     assert not any(resolution.demoted for resolution in facts.resolutions), "a kernel gave way to its reference"
     yield engine, reference
 
@@ -80,8 +80,7 @@ def test_mixed_batch_in_chunks(
 @pytest.mark.parametrize("prefix_caching", [False, True], ids=["cache_off", "cache_on"])
 def test_preemption(subject: Subject, prefix_caching: bool, record_property: Callable[[str, object], None]) -> None:
     engine, reference = subject
-    driver = EngineDriver(engine, num_blocks=16, max_num_seqs=8, prefix_caching=prefix_caching)
-    driver.engine.scheduler._horizon = driver.engine.scheduler._first_horizon = 1
+    driver = EngineDriver(engine, num_blocks=16, max_num_seqs=8, prefix_caching=prefix_caching, first_horizon=1)
     answers = driver.run_arriving([(prompt, greedy(NUM_TOKENS)) for prompt in prompts()])
     assert driver.num_preemptions > 0, "the pool was meant to be too small"
     judge(reference, answers, record_property)
@@ -104,8 +103,7 @@ def test_three_choices(subject: Subject, prefix_caching: bool, record_property: 
 def test_logprobs(subject: Subject) -> None:
     """Of prompts and outputs, beside requests that ask for none, in chunks and with preemption."""
     engine, reference = subject
-    driver = EngineDriver(engine, num_blocks=16, max_num_seqs=8, max_batched_tokens=16)
-    driver.engine.scheduler._horizon = driver.engine.scheduler._first_horizon = 1
+    driver = EngineDriver(engine, num_blocks=16, max_num_seqs=8, max_batched_tokens=16, first_horizon=1)
     asks = [
         (prompt, greedy(NUM_TOKENS, num_logprobs=4, num_prompt_logprobs=3) if index % 3 else greedy(NUM_TOKENS))
         for index, prompt in enumerate(prompts())
@@ -127,17 +125,16 @@ def test_logprobs(subject: Subject) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def plain(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     directory = tmp_path_factory.mktemp("plain")
     reference = Reference(save(VARIANTS["llama"], directory))
-    return start_engine(directory, tmp_path_factory.getbasetemp() / "variants-cache", dtype="float32")[0], reference
+    return start_engine(directory, cache, dtype="float32")[0], reference
 
 
 def test_penalties_after_a_preemption(plain: Subject) -> None:
     """Each token is the best after penalties for all that was said, also by a sequence that was resumed."""
     engine, reference = plain
-    driver = EngineDriver(engine, num_blocks=16, max_num_seqs=8)
-    driver.engine.scheduler._horizon = driver.engine.scheduler._first_horizon = 1
+    driver = EngineDriver(engine, num_blocks=16, max_num_seqs=8, first_horizon=1)
     asks = greedy(40, presence_penalty=0.7, frequency_penalty=0.4, repetition_penalty=1.3)
     answers = driver.run_arriving([(prompt, asks) for prompt in prompts()[:6]])
     assert driver.num_preemptions > 0
@@ -160,8 +157,7 @@ def test_a_seed_survives_a_preemption(plain: Subject) -> None:
         (prompt, Sampling(max_tokens=40, temperature=0.8, seed=index)) for index, prompt in enumerate(prompts()[:6])
     ]
     calm = EngineDriver(engine).run_arriving(asks)
-    driver = EngineDriver(engine, num_blocks=16, max_num_seqs=8)
-    driver.engine.scheduler._horizon = driver.engine.scheduler._first_horizon = 1
+    driver = EngineDriver(engine, num_blocks=16, max_num_seqs=8, first_horizon=1)
     hurried = driver.run_arriving(asks)
     assert driver.num_preemptions > 0
     assert [answer.tokens for answer in hurried] == [answer.tokens for answer in calm]
@@ -188,13 +184,13 @@ def test_aborts_and_retries_do_not_mix_texts(plain: Subject) -> None:
 
 
 @pytest.mark.user_pain("Q6")
-def test_padding_ids_are_never_sampled(tmp_path: Path) -> None:
+def test_padding_ids_are_never_sampled(tmp_path: Path, cache: Path) -> None:
     """Ids without a token, forced as high as a request can, stay out of answers and of alternatives."""
     save(VARIANTS["llama"], tmp_path)
     vocab = {f"t{index}": index for index in range(290)}
     tokenizer = {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": []}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    driver = EngineDriver(start_engine(tmp_path, tmp_path, dtype="float32")[0])
+    driver = EngineDriver(start_engine(tmp_path, cache, dtype="float32")[0])
     forced = {"logit_bias": tuple((token, 100.0) for token in range(288, 300)), "num_logprobs": 8}
     answers = [driver.submit([5, 6, 7], greedy(8, **forced))]
     answers += [

@@ -17,11 +17,6 @@ VARIANTS = variants()
 PLAIN = ("cpp_paged_attention", "cpp_linear", "cpp_rotary_and_kv_write", "gathered_attention")
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def prompts(vocab_size: int, lengths: tuple[int, ...] = (5, 40, 17, 33)) -> list[list[int]]:
     chance = random.Random(1)
     return [[chance.randrange(3, vocab_size) for _ in range(length)] for length in lengths]

@@ -48,12 +48,9 @@ def judge(
 
 
 @pytest.mark.parametrize("name", EVEN_HEADS)
-def test_two_ranks(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_two_ranks(tmp_path: Path, cache: Path, name: str, record_property: Callable[[str, object], None]) -> None:
     reference = Reference(save(variants()[name], tmp_path))
     save_tokenizer(tmp_path)
-    cache = tmp_path_factory.getbasetemp() / "parallel-cache"
     judge(reference, answers(tmp_path, prompts(), 20, cache, tensor_parallel=2), 2, record_property)
 
 
@@ -61,10 +58,9 @@ def test_two_ranks(
 def test_demo_model_on_three_ranks(
     demo_folder: Path,
     demo_reference: Reference,
-    tmp_path_factory: pytest.TempPathFactory,
+    cache: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    cache = tmp_path_factory.getbasetemp() / "parallel-cache"
     outputs = answers(demo_folder, demo_prompts(demo_folder), 64, cache, tensor_parallel=3)
     assert all(len(output.outputs[0].token_ids) == 64 for output in outputs[:-1])
     judge(demo_reference, outputs, 3, record_property)

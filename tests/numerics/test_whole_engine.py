@@ -82,8 +82,10 @@ def test_mixed_batch_arriving_at_random(
 
 def test_prompts_in_chunks_of_sixteen(demo_engine: StepEngine, prompts: Prompts, judge: Judge) -> None:
     driver = EngineDriver(demo_engine, max_num_seqs=16, max_batched_tokens=16)
-    answers = driver.run_arriving([(prompt, greedy(NUM_TOKENS)) for prompt in prompts])
-    assert driver.largest_chunk <= 16
+    answers = [driver.generate(prompts[-1], greedy(NUM_TOKENS))]
+    assert driver.largest_chunk == 16
+    answers += driver.run_arriving([(prompt, greedy(NUM_TOKENS)) for prompt in prompts[:-1]])
+    assert driver.largest_chunk == 16
     assert_lengths(answers)
     judge(answers)
 
@@ -103,8 +105,7 @@ def test_prompts_from_the_prefix_cache(demo_engine: StepEngine, prompts: Prompts
 
 @pytest.mark.parametrize("prefix_caching", [False, True], ids=["cache_off", "cache_on"])
 def test_preemption(demo_engine: StepEngine, prompts: Prompts, judge: Judge, prefix_caching: bool) -> None:
-    driver = EngineDriver(demo_engine, num_blocks=40, max_num_seqs=16, prefix_caching=prefix_caching)
-    driver.engine.scheduler._horizon = driver.engine.scheduler._first_horizon = 1
+    driver = EngineDriver(demo_engine, num_blocks=40, max_num_seqs=16, prefix_caching=prefix_caching, first_horizon=1)
     answers = driver.run_arriving([(prompt, greedy(NUM_TOKENS)) for prompt in prompts])
     assert driver.num_preemptions > 0, "the pool was meant to be too small"
     print(f"{driver.num_preemptions} preemptions")
@@ -129,6 +130,7 @@ def test_the_references_own_generate(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_the_references_own_generate_for_every_prompt(
     demo_model: torch.nn.Module, demo_engine: StepEngine, prompts: Prompts, demo_reference: Reference
 ) -> None:
@@ -166,8 +168,7 @@ def test_logprobs_of_prompt_and_output(
         "chunks": {"max_batched_tokens": 16, "max_num_seqs": 16},
         "preempted": {"num_blocks": 30, "max_num_seqs": 16},
     }[way]
-    driver = EngineDriver(demo_engine, **sizes)
-    driver.engine.scheduler._horizon = driver.engine.scheduler._first_horizon = 1
+    driver = EngineDriver(demo_engine, **sizes, first_horizon=1)
     asks = greedy(24, num_logprobs=5, num_prompt_logprobs=3)
     answers = driver.run_arriving([(prompt, asks) for prompt in prompts[6:16]])
     assert (driver.num_preemptions > 0) == (way == "preempted")
