@@ -93,13 +93,12 @@ class Pusher:
 
     def _send_now(self, event: Event) -> None:
         try:
-            iterator = self._send(event).__await__()
-            first = next(iterator)
-        except StopIteration:
-            return
+            waiting = self._send(event).__await__()
+            for first in waiting:  # not next(): a send that is taken at once ends the loop without an exception
+                self._task = self._start_task(self._drain(_Rest(waiting, first)), "send what is held")
+                return
         except RuntimeError:  # the connection is closed; whoever watches it ends the request
             return
-        self._task = self._start_task(self._drain(_Rest(iterator, first)), "send what is held")
 
     def _take(self) -> bytes:
         data = b"".join(self._buffer)
