@@ -74,6 +74,16 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
     max_header_bytes: int = 64 << 10
 
 
+class RequestRules(Struct, frozen=True, kw_only=True):
+    """What a frontend process would apply to requests before the engine sees them."""
+
+    limits: RequestLimits = RequestLimits()
+    default_max_tokens: int | None = None
+    chat_template: str | None = None
+    generation_defaults: bool = True
+    control_tokens_in_content: bool = False
+
+
 class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):
     """One frontend process. The model directory comes later (control.ModelKnown), so that the port opens at once."""
 

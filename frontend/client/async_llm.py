@@ -8,12 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ...ipc.configuration import RequestRules
 from ...ipc.control import CoreLost, CoreStarted, ModelKnown, PhaseNotice, ToChild
 from ...ipc.frontend_messages import RejectKind
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
 from .engine_client import EngineClient
-from .engine_host import EngineHost, OpenHost, RequestRules, supervised
+from .engine_host import EngineHost, OpenHost, supervised
 from .generation import Generation, GenerationRequest, SequenceOutput
 from .outputs import RequestOutput, request_output
 from .refusals import RequestRefused

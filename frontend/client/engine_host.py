@@ -3,9 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from msgspec import Struct
-
-from ...ipc.configuration import RequestLimits
+from ...ipc.configuration import RequestRules
 from ...ipc.control import ToChild
 
 Watch = Callable[[ToChild], None]
@@ -29,16 +27,6 @@ class EngineHost(Protocol):
 
 
 OpenHost = Callable[[Watch], EngineHost]
-
-
-class RequestRules(Struct, frozen=True, kw_only=True):
-    """What a frontend process would apply to requests before the engine sees them."""
-
-    limits: RequestLimits = RequestLimits()
-    default_max_tokens: int | None = None
-    chat_template: str | None = None
-    generation_defaults: bool = True
-    control_tokens_in_content: bool = False
 
 
 def supervised(model: str, keywords: Mapping[str, object]) -> tuple[OpenHost, RequestRules]:

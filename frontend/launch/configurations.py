@@ -4,9 +4,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ...ipc.configuration import CoreConfiguration, FrontendConfiguration, RequestLimits, WorkerConfiguration
+from ...ipc.configuration import (
+    CoreConfiguration,
+    FrontendConfiguration,
+    RequestLimits,
+    RequestRules,
+    WorkerConfiguration,
+)
 from ...ipc.facts import Phase
-from ..client.engine_host import RequestRules
 from .options import AUTO, Auto, Options
 
 
