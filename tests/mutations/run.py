@@ -3,6 +3,7 @@
 
     python tests/mutations/run.py            all of them
     python tests/mutations/run.py NAME ...   some
+    python tests/mutations/run.py --shard 1/2   every second one, for two runs side by side
 
 Each break is a text replacement in a copy of the tree, in `breaks.py`. A break whose text is no longer found is an
 error: it must follow the code.
@@ -53,15 +54,23 @@ def apply(tree: Path, broken: Break) -> str:
     return text
 
 
-def main() -> int:
-    wanted = set(sys.argv[1:])
-    unknown = wanted - {broken.name for broken in BREAKS}
+def chosen_breaks(arguments: list[str]) -> list[Break]:
+    """Those named; all without names. `--shard K/N` keeps every N-th of them, from the K-th."""
+    part, parts = 1, 1
+    if arguments[:1] == ["--shard"]:
+        part, parts = map(int, arguments[1].split("/"))
+        arguments = arguments[2:]
+    unknown = set(arguments) - {broken.name for broken in BREAKS}
     if unknown:
         raise SystemExit(f"no such break: {sorted(unknown)}; there are {[broken.name for broken in BREAKS]}")
+    return [broken for broken in BREAKS if not arguments or broken.name in arguments][part - 1 :: parts]
+
+
+def main() -> int:
+    chosen = chosen_breaks(sys.argv[1:])
     survived = []
     with tempfile.TemporaryDirectory(prefix="trimaran-mutations-") as folder:
         tree = copy_tree(Path(folder))
-        chosen = [broken for broken in BREAKS if not wanted or broken.name in wanted]
         for broken in chosen:
             began = time.monotonic()
             original = apply(tree, broken)
