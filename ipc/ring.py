@@ -8,6 +8,8 @@ The writer fills a payload, then publishes the sequence number, then rings each 
 reuses a slot only after every reader has acknowledged it. Python has no memory fences: on x86 stores are seen in
 order; elsewhere the doorbell's system call orders them, so readers there must wait on the doorbell (`wait`) and not
 spin on `poll`.
+Sequence numbers and acknowledgements are stored and loaded as whole machine words: struct would zero the bytes and
+then write them one by one, and the other side would now and then see a number that was never there.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ _LINE = 64
 _SLOT_HEADER = 64
 _HEAD = struct.Struct("<QQQQQ")  # magic, generation, slots, slot bytes, readers
 _SLOT = struct.Struct("<QQ")  # length, kind
-_U64 = struct.Struct("<Q")
+_WORD = 8
 
 
 class NotARing(TrimaranError):
@@ -72,6 +74,7 @@ class _Mapped:
             raise NotARing(f"descriptor {fd} holds no ring")
         self._map = mmap.mmap(fd, _PAGE + self.num_slots * (_SLOT_HEADER + self.slot_bytes))
         self._memory = memoryview(self._map)
+        self._words = self._memory.cast("Q")
         self._payloads = [
             self._memory[start + _SLOT_HEADER : start + _SLOT_HEADER + self.slot_bytes]
             for start in (self._slot_start(slot) for slot in range(self.num_slots))
@@ -84,6 +87,7 @@ class _Mapped:
         """Unmap. Views handed out must be gone; where one is not, the map goes with it."""
         for payload in self._payloads:
             payload.release()
+        self._words.release()
         self._memory.release()
         with contextlib.suppress(BufferError):  # a numpy view into a slot is still alive: its owner keeps the map
             self._map.close()
@@ -111,16 +115,13 @@ class RingWriter(_Mapped):
         start = self._slot_start(self._sequence % self.num_slots)
         _SLOT.pack_into(self._memory, start + 8, num_bytes, kind)
         self._sequence += 1
-        _U64.pack_into(self._memory, start, self._sequence)
+        self._words[start // _WORD] = self._sequence
         for doorbell in self._doorbells:
             os.eventfd_write(doorbell, 1)
         return self._sequence
 
     def _slowest(self) -> int:
-        slowest: int = min(
-            _U64.unpack_from(self._memory, (reader + 1) * _LINE)[0] for reader in range(self.num_readers)
-        )
-        return slowest
+        return min(self._words[(reader + 1) * _LINE // _WORD] for reader in range(self.num_readers))
 
 
 class RingReader(_Mapped):
@@ -129,8 +130,8 @@ class RingReader(_Mapped):
     def __init__(self, fd: int, reader: int, doorbell: int) -> None:
         super().__init__(fd)
         assert reader < self.num_readers
-        self._ack = (reader + 1) * _LINE
-        self._sequence: int = _U64.unpack_from(self._memory, self._ack)[0]
+        self._ack = (reader + 1) * _LINE // _WORD
+        self._sequence: int = self._words[self._ack]
         self.doorbell = doorbell
         self._poll = select.poll()
         self._poll.register(doorbell, select.POLLIN)
@@ -143,7 +144,7 @@ class RingReader(_Mapped):
     def poll(self) -> tuple[int, memoryview] | None:
         """(kind, payload) of the next message, still in its slot, or None. `release` it before the next poll."""
         start = self._slot_start(self._sequence % self.num_slots)
-        if _U64.unpack_from(self._memory, start)[0] != self._sequence + 1:
+        if self._words[start // _WORD] != self._sequence + 1:
             return None
         length, kind = _SLOT.unpack_from(self._memory, start + 8)
         return kind, self._payloads[self._sequence % self.num_slots][:length]
@@ -151,7 +152,7 @@ class RingReader(_Mapped):
     def release(self) -> None:
         """Acknowledge the message: its slot may be overwritten from now on."""
         self._sequence += 1
-        _U64.pack_into(self._memory, self._ack, self._sequence)
+        self._words[self._ack] = self._sequence
 
     def silence(self) -> None:
         """Clear the doorbell; call it before polling, so that a later ring is not lost."""
