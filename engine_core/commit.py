@@ -95,7 +95,7 @@ class Committer:
             if sequence.state is not State.ENDED:
                 self.scheduler.end(sequence)
         self.scheduler.drop_shared(request)
-        self.statistics.num_failed += 1
+        self.statistics.num_failed += request.owner != INTERNAL
         return Failure(request, kind, text)
 
     def end_sequence(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
@@ -115,6 +115,8 @@ class Committer:
             self.scheduler.drop_shared(request)
             if request.owner != INTERNAL:
                 self.statistics.request_latency.observe(now - request.arrival_s)
+        else:
+            self.scheduler.release_shared(sequence)
 
     # parts of commit
 

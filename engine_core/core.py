@@ -170,6 +170,8 @@ class Core(Actor):
 
     def _fail(self, failures: list[Failure]) -> None:
         for request, kind, text in failures:
+            if request.owner == INTERNAL and kind is not FailKind.WORKER_LOST:
+                self._distrust(f"the engine's own token could not be made: {text}")
             owner = self._by_number.get(request.owner)
             if owner is not None:
                 self._frontends.send(owner.peer, Failed((request.request_id,), kind, text))
@@ -304,7 +306,7 @@ class Core(Actor):
             self._control.send(Drained())
 
     def _distrust(self, text: str) -> None:
-        """The group computes wrongly: its requests fail now, and nothing it says counts any more."""
+        """The group computes wrongly or not at all: its requests fail now, and nothing it says counts any more."""
         log.error("generation %d: %s", self.group.generation, text)
         self._control.send(GroupFault(self.group.generation, text))
         self._lose_workers(WorkersLost(self.group.generation, text))
