@@ -97,7 +97,7 @@ class Sequence:
         "hashes",
         "is_queued",
         "key",
-        "num_outputs_before",
+        "last_token_s",
         "num_preemptions",
         "prompt_logprobs_sent",
         "request",
@@ -116,6 +116,7 @@ class Sequence:
         self.blocks: list[int] = []
         self.hashes: list[bytes] = []
         self.saved: np.ndarray | None = None  # committed tokens of a preempted sequence
+        self.last_token_s = 0.0  # when a preempted sequence had its last token
         self.num_preemptions = 0
         self.prompt_logprobs_sent = 0
         self.bypassed = 0  # later arrivals that were seated before it because it did not fit

@@ -109,8 +109,7 @@ class SequenceTable:
         self.num_blocks[row] = len(matched)
         self.num_hashed[row] = len(matched) if self.cache.enabled else 0
         self.last_step[row] = 0
-        if len(tokens) == request.prompt_length:
-            self.last_token_s[row] = now
+        self.last_token_s[row] = now if len(tokens) == request.prompt_length else sequence.last_token_s
         self.request_id[row] = request.request_id
         self.choice[row] = sequence.choice
         self.owner[row] = request.owner
@@ -207,6 +206,7 @@ class SequenceTable:
         is_preempted = sequence.state is State.PREEMPTING
         if is_preempted:
             sequence.saved = self.history[row, : self.known[row]].copy()
+            sequence.last_token_s = float(self.last_token_s[row])
             sequence.state = State.WAITING
         self.pool.release(reversed(sequence.blocks))
         sequence.blocks = []
