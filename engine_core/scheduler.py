@@ -106,6 +106,7 @@ class Scheduler:
         """Take a sequence out, wherever it is."""
         if sequence.is_queued:
             self.waiting.remove(sequence)
+            self._stuck = None  # it may have been the one that nobody may pass
         self.table.end(sequence)
 
     def release_shared(self, sequence: Sequence) -> None:
@@ -375,4 +376,5 @@ class Scheduler:
         self._calm_steps += 1
         if self._calm_steps >= CALM_STEPS:
             self._horizon, self._calm_steps = max(self._first_horizon, self._horizon // 2), 0
+            self._stuck = None
         return plan
