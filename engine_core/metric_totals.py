@@ -1,11 +1,11 @@
 """Sums what the frontends report, so that any of them can answer for all, also for those that have died."""
 
 from ..ipc.frontend_messages import Report
-from ..ipc.metrics import MetricFamily, Sample
+from ..ipc.metrics import MetricFamily, MetricKind, Sample
 
 
 class MetricTotals:
-    """The latest report of each frontend life; the dead ones' keep counting, so that counters never fall."""
+    """The latest report of each frontend life. Dead lives' counters stay, as counters never fall; gauges go."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[int, int], tuple[MetricFamily, ...]] = {}
@@ -18,8 +18,11 @@ class MetricTotals:
         """The sum over all frontend lives, by metric and labels."""
         heads: dict[str, MetricFamily] = {}
         sums: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}
-        for families in self._reports.values():
+        newest = dict(sorted(self._reports))
+        for (index, incarnation), families in self._reports.items():
             for family in families:
+                if family.kind is MetricKind.GAUGE and incarnation != newest[index]:
+                    continue
                 heads[family.name] = family
                 by_labels = sums.setdefault(family.name, {})
                 for sample in family.samples:

@@ -197,7 +197,7 @@ class WorkerGroup:
     # the handshake
 
     def _message(self, peer: bytes, message: FromWorker, frames: list[bytes]) -> None:
-        if message.generation != self.generation:
+        if message.generation != self.generation or self._plans is None:
             log.info("dropped %s of generation %d", type(message).__name__, message.generation)
             return
         self._peers[message.rank] = peer

@@ -67,6 +67,10 @@ class ControlLink(Generic[Incoming]):
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
+        for _, descriptors in self._pending:
+            for fd in descriptors:
+                os.close(fd)
+        self._pending.clear()
 
     def send(self, message: Struct, descriptors: Sequence[int] = ()) -> None:
         """Send, or queue when the peer is slow. The descriptors must stay open until sent; a dead peer is ignored."""
