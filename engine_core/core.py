@@ -8,6 +8,7 @@ import asyncio
 import gc
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,14 @@ log = logging.getLogger("trimaran.core")
 
 HEARTBEAT_S = 1.0
 _BOOT_TOKEN = 0
+_ENGINE_COUNTERS = {
+    "num_preemptions_total": "Sequences whose blocks were taken back",
+    "recomputed_tokens_total": "Positions to compute again after that",
+    "computed_tokens_total": "Positions computed",
+    "prefix_cache_queries_total": "Tokens looked up in the prefix cache",
+    "prefix_cache_hits_total": "Tokens found in the prefix cache",
+    "kernels_compiled_after_ready_total": "Kernels compiled after ready",
+}
 
 
 class Owner:
@@ -91,6 +100,7 @@ class Core(Actor):
         self.configuration = configuration
         self.statistics = Statistics()
         self.totals = MetricTotals()
+        self._counted: Counter[str] = Counter()  # by the engines of earlier generations
         self.engine: Engine | None = None
         self._control = control
         self._descriptors = descriptors
@@ -292,6 +302,7 @@ class Core(Actor):
     def _lose_workers(self, message: WorkersLost) -> None:
         if message.generation != self.group.generation:
             return
+        self._counted += self._engine_counts()
         self.group.detach()
         self._is_booted = False
         self._stalled_since = None
@@ -432,11 +443,10 @@ class Core(Actor):
     def _metrics(self) -> list[MetricFamily]:
         engine = self.engine
         gauges: dict[str, tuple[float, str]] = {}
-        counters: dict[str, tuple[float, str]] = {}
         gauges["engine_ready"] = (float(self._state().ready), "1 when the engine can make a token now")
         gauges["engine_generation"] = (float(self.group.generation), "How often the worker group was started")
         if engine is not None:
-            pool, scheduler = engine.pool, engine.scheduler
+            pool = engine.pool
             gauges |= {
                 "num_requests_running": (engine.num_running, "Sequences that hold a row"),
                 "num_requests_waiting": (engine.num_waiting, "Sequences that wait for a row"),
@@ -444,26 +454,29 @@ class Core(Actor):
                 "kv_cache_blocks": (pool.num_blocks, "KV blocks in all"),
                 "queue_limit_requests": (self.configuration.max_queued_requests or 0, "Requests that may wait; 0: any"),
             }
-            counters |= {
-                "num_preemptions_total": (scheduler.num_preemptions, "Sequences whose blocks were taken back"),
-                "recomputed_tokens_total": (scheduler.num_recomputed_tokens, "Positions to compute again after that"),
-                "computed_tokens_total": (scheduler.num_computed_tokens, "Positions computed"),
-                "prefix_cache_queries_total": (engine.cache.num_queried_tokens, "Tokens looked up in the prefix cache"),
-                "prefix_cache_hits_total": (engine.cache.num_hit_tokens, "Tokens found in the prefix cache"),
-                "kernels_compiled_after_ready_total": (self._compiled_after_ready(), "Kernels compiled after ready"),
-            }
         else:
             gauges |= {
                 "num_requests_running": (0.0, "Sequences that hold a row"),
                 "num_requests_waiting": (0.0, "Sequences that wait for a row"),
                 "kv_cache_usage_perc": (0.0, "Share of KV blocks held, 0 to 1"),
             }
+        counts = self._counted + self._engine_counts()
+        counters = {name: (float(counts[name]), text) for name, text in _ENGINE_COUNTERS.items()}
         families = self.statistics.families(gauges, counters)
         families.append(_phase_family(self._phases()))
         return [*families, *self.totals.families()]
 
-    def _compiled_after_ready(self) -> int:
-        return sum(beat.compiled_after_ready for beat in self.group.heartbeats.values())
+    def _engine_counts(self) -> Counter[str]:
+        """What this generation counted, by the names of _ENGINE_COUNTERS."""
+        compiled = sum(beat.compiled_after_ready for beat in self.group.heartbeats.values())
+        counts = Counter({"kernels_compiled_after_ready_total": compiled})
+        if (engine := self.engine) is not None:
+            counts["num_preemptions_total"] = engine.scheduler.num_preemptions
+            counts["recomputed_tokens_total"] = engine.scheduler.num_recomputed_tokens
+            counts["computed_tokens_total"] = engine.scheduler.num_computed_tokens
+            counts["prefix_cache_queries_total"] = engine.cache.num_queried_tokens
+            counts["prefix_cache_hits_total"] = engine.cache.num_hit_tokens
+        return counts
 
     def _info(self) -> ServerInfo:
         group = self.group

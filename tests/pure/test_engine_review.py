@@ -16,7 +16,7 @@ from trimaran.engine_core.metric_totals import MetricTotals
 from trimaran.engine_core.scheduler import CALM_STEPS, MAX_BYPASSED
 from trimaran.engine_core.worker_group import WorkerGroup
 from trimaran.ipc.configuration import CoreConfiguration
-from trimaran.ipc.control import FROM_CHILD, Attach, GroupFault
+from trimaran.ipc.control import FROM_CHILD, Attach, GroupFault, WorkersLost
 from trimaran.ipc.frontend_messages import EngineLimits, Report
 from trimaran.ipc.metrics import MetricFamily, MetricKind, Sample
 from trimaran.ipc.process import ControlLink
@@ -145,6 +145,11 @@ def _configuration(folder: Path) -> CoreConfiguration:
     )
 
 
+def _engine(core: Core) -> Engine:
+    limits = EngineLimits(max_model_len=64, vocab_size=97, max_num_seqs=2, num_blocks=8, block_size=16, dtype="float32")
+    return Engine(limits, max_batched_tokens=16, prefix_caching=True, statistics=core.statistics)
+
+
 class _Control:
     def __init__(self) -> None:
         self.sent: list[object] = []
@@ -156,8 +161,7 @@ class _Control:
 def test_a_boot_token_that_fails_is_a_fault_of_the_group(tmp_path: Path) -> None:
     control = _Control()
     core = Core(_configuration(tmp_path), control, [])  # type: ignore[arg-type]
-    limits = EngineLimits(max_model_len=64, vocab_size=97, max_num_seqs=2, num_blocks=8, block_size=16, dtype="float32")
-    core.engine = Engine(limits, max_batched_tokens=16, prefix_caching=True, statistics=core.statistics)
+    core.engine = _engine(core)
     core._submit_own()
     plan = core.engine.plan(0.0)
     assert plan is not None
@@ -183,3 +187,20 @@ def test_late_words_of_a_lost_group_are_dropped(tmp_path: Path) -> None:
     assert not group.heartbeats and not group._peers
     group._channel.close()
     context.term()
+
+
+def test_counters_do_not_fall_when_workers_are_lost(tmp_path: Path) -> None:
+    core = Core(_configuration(tmp_path), _Control(), [])  # type: ignore[arg-type]
+
+    def computed() -> float:
+        return next(family for family in core._metrics() if family.name == "computed_tokens_total").samples[0].value
+
+    for generation in (1, 2):
+        core.group.generation = generation
+        core.engine = _engine(core)
+        core._submit_own()
+        assert core.engine.plan(0.0) is not None
+        assert computed() == generation
+        core._from_supervisor(WorkersLost(generation, "test"), [])
+        assert computed() == generation
+    asyncio.run(core.close())
