@@ -170,6 +170,7 @@ class Committer:
                 for block in request.shared_blocks:
                     self.table.pool.share(block)
                 self._queue_followers(request)
+                self.scheduler.release_shared(sequence)
         return request.cached_tokens or 0
 
     def _queue_followers(self, request: Request) -> None:

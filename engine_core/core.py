@@ -356,14 +356,13 @@ class Core(Actor):
         request = Request(
             request_id=self._next_internal,
             owner=INTERNAL,
-            order=self._next_order,
+            order=self._next_internal,  # ahead of all, and no place in line that would key a request's draws
             prompt=np.array([_BOOT_TOKEN], np.int32),
             sampling=Sampling(max_tokens=1, temperature=0.0, seed=0),
             priority=0,
             arrival_s=time.monotonic(),
         )
         self._next_internal -= 1
-        self._next_order += 1
         self.engine.submit(request)
         self._pump()
 

@@ -96,14 +96,18 @@ def test_a_shorter_horizon_lets_those_in_line_in() -> None:
     assert not late.sequences[0].is_queued
 
 
-def test_shared_blocks_go_with_the_last_follower() -> None:
+@pytest.mark.parametrize("num_steps", [0, 5])
+def test_shared_blocks_go_with_the_last_follower(num_steps: int) -> None:
+    """Before the first token, when it waits for its leader, and after, when it stands in line."""
     drive = Lockstep(max_num_seqs=1)
     request = drive.submit(words(0, 64), 50, n=2)
+    for _ in range(num_steps):
+        drive.step()
+    assert bool(request.shared_blocks) == bool(num_steps)
+    drive.engine.finish_sequence(request, 1, drive.now)
     for _ in range(5):
         drive.step()
-    assert request.shared_blocks
-    drive.engine.finish_sequence(request, 1, drive.now)
-    assert not request.shared_blocks
+    assert drive.tokens[request.request_id, 0] and not request.shared_blocks
 
 
 def test_a_dead_frontends_gauges_do_not_count() -> None:
@@ -203,4 +207,16 @@ def test_counters_do_not_fall_when_workers_are_lost(tmp_path: Path) -> None:
         assert computed() == generation
         core._from_supervisor(WorkersLost(generation, "test"), [])
         assert computed() == generation
+    asyncio.run(core.close())
+
+
+def test_the_engines_own_tokens_change_nobodys_seed(tmp_path: Path) -> None:
+    """A request without a seed is keyed by its place in line; how often the server was idle must not show."""
+    core = Core(_configuration(tmp_path), _Control(), [])  # type: ignore[arg-type]
+    core.engine = _engine(core)
+    core._submit_own()
+    core._submit_own()
+    assert core._next_order == 0
+    keys = [sequence.key for sequence in core.engine.waiting]
+    assert len(set(keys)) == 2
     asyncio.run(core.close())
