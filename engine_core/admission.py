@@ -95,7 +95,7 @@ def admit(
 
 def _out_of_range(sampling: Sampling) -> str | None:
     """A number that the plan's columns cannot hold. It would end the engine, and with it everybody else's requests."""
-    bounds = {"seed": 2**64, "top_k": 2**31, "min_tokens": sampling.max_tokens + 1}
+    bounds = {"seed": 2**64, "top_k": 2**31, "min_tokens": min(sampling.max_tokens + 1, 2**30)}
     bounds |= dict.fromkeys(("num_logprobs", "num_prompt_logprobs"), 2**31)
     for name, bound in bounds.items():
         if not 0 <= (getattr(sampling, name) or 0) < bound:

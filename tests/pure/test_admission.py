@@ -54,6 +54,7 @@ def at_the_door(prompt: list[int] | bytes, *, num_sequences: int = 1, **sampling
         ([1], {"top_k": 2**31}),
         ([1], {"min_tokens": 5}),
         ([1], {"min_tokens": -1}),
+        ([1], {"max_tokens": 2**63, "min_tokens": 2**31 - 1}),
         ([1], {"num_logprobs": 2**31}),
         ([1], {"num_prompt_logprobs": -1}),
     ],
