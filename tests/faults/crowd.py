@@ -90,7 +90,7 @@ class Crowd:
 
     def _plain(self, body: dict[str, Any]) -> Ending:
         try:
-            answer = httpx.post(f"{self.server.url}/v1/completions", json=body, timeout=30)
+            answer = httpx.post(f"{self.server.url}/v1/completions", json=body, timeout=120)
         except httpx.HTTPError as error:
             return Ending("closed", time.monotonic(), repr(error))
         if answer.status_code != 200:
