@@ -17,10 +17,6 @@ def processor_name() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
-def instruction_sets() -> frozenset[str]:
-    return frozenset((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
-
-
 def _cpuinfo(key: str) -> str | None:
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -107,11 +107,6 @@ class EngineClient(Actor):
             self._context = None
 
     @property
-    def num_live(self) -> int:
-        """Requests whose terminal message has not come."""
-        return len(self._live)
-
-    @property
     def limits(self) -> EngineLimits | None:
         """The last known limits of the engine; they outlive a restart of the core."""
         return None if self._state is None else self._state.limits
