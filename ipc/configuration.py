@@ -19,6 +19,8 @@ class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
     model: str
     platform: str | None = None
     device_index: int | None = None
+    device_config: str | None = None
+    allow_mismatch: bool = False
     dtype: str = "auto"
     kv_dtype: str = "auto"
     max_model_len: int | None = None
@@ -32,6 +34,7 @@ class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
     num_threads: int | None = None
     spin_s: float = 0.0
     null_script: str = ""
+    watch_interval_s: float = 10.0
     collective_timeout_s: float = 120.0
 
 

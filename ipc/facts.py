@@ -35,10 +35,17 @@ class Feature(StrEnum):
     BF16_ATOMICS = "bf16_atomics"
     MANAGED_MEMORY = "managed_memory"
     CPP_COMPILER = "cpp_compiler"
+    TRITON = "triton"
 
 
 class DeviceCapability(Struct, frozen=True, kw_only=True):
-    """What a kernel's match may test. Sizes in bytes, rates in TFLOP/s by dtype name."""
+    """What a kernel's match and the negotiation may test.
+
+    Sizes in bytes, rates in TFLOP/s (dense) by dtype name, bandwidths in GB/s. `architecture` is the name that the
+    vendor's compiler knows ("sm_90", "gfx942"), or the family's where there is none ("x86_64_avx512", "apple_m").
+    `concurrent_blocks` is how many thread blocks were measured to run at once; `best` holds measured launch choices
+    by kernel, such as {"rms_norm": {"num_warps": 4}}.
+    """
 
     architecture: str
     compute_capability: str | None = None
@@ -47,11 +54,20 @@ class DeviceCapability(Struct, frozen=True, kw_only=True):
     shared_memory_per_block_bytes: int | None = None
     shared_memory_per_multiprocessor_bytes: int | None = None
     registers_per_multiprocessor: int | None = None
+    max_threads_per_multiprocessor: int | None = None
+    max_blocks_per_multiprocessor: int | None = None
     l2_bytes: int | None = None
     allocation_alignment_bytes: int = 64
     num_copy_engines: int | None = None
     rates: dict[str, float] = {}
     features: frozenset[Feature] = frozenset()
+    concurrent_blocks: int | None = None
+    launch_latency_us: float | None = None
+    graph_capture_ms: float | None = None
+    graph_launch_us: float | None = None
+    copy_to_device: float | None = None
+    copy_from_device: float | None = None
+    best: dict[str, dict[str, int]] = {}
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -63,7 +79,11 @@ class Link(Struct, frozen=True, kw_only=True):
 
 
 class DeviceProfile(Struct, frozen=True, kw_only=True):
-    """Identity, sizes and capability of one device. Bandwidth in GB/s, clocks in MHz."""
+    """Identity, sizes and capability of one device. Bandwidth in GB/s, clocks in MHz.
+
+    `libraries` holds versions by name (torch, triton, cuda, ...). `provenance` is keyed by field, with a dot before
+    entries of the capability and of mappings: "bandwidth", "capability.l2_bytes", "capability.rates.bfloat16".
+    """
 
     platform: str
     vendor: str
@@ -78,14 +98,29 @@ class DeviceProfile(Struct, frozen=True, kw_only=True):
     is_integrated: bool | None = None
     bandwidth: float | None = None
     clocks: dict[str, float] = {}
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
     numa_node: int | None = None
     links: tuple[Link, ...] = ()
+    libraries: dict[str, str] = {}
     capability: DeviceCapability
     provenance: dict[str, Provenance] = {}
 
 
+class AttentionStrategy(StrEnum):
+    """How attention walks the paged cache: what negotiation prefers, and what an implementation follows."""
+
+    BULK_COPY = "bulk_copy"
+    TILED = "tiled"
+    LOW_OCCUPANCY = "low_occupancy"
+    PLAIN = "plain"
+
+
 class Problem(Struct, frozen=True, kw_only=True):
-    """What is asked of a kernel. Dtypes are names such as "bfloat16"; zero means the size does not apply."""
+    """What is asked of a kernel. Dtypes are names such as "bfloat16"; zero means the size does not apply.
+
+    An implementation that follows the attention strategy asked for goes before the others of its chain.
+    """
 
     dtype: str
     kv_dtype: str | None = None
@@ -99,6 +134,7 @@ class Problem(Struct, frozen=True, kw_only=True):
     max_tokens: int = 0
     max_rows: int = 0
     rotary_dim: int = 0
+    attention_strategy: AttentionStrategy | None = None
 
 
 class Resolution(Struct, frozen=True, kw_only=True):

@@ -101,6 +101,8 @@ def worker_configuration(
         cache_directory=str(options.cache_folder()),
         model=str(model),
         platform=None if options.platform == AUTO else options.platform,
+        device_config=options.device_config or options.device_type,
+        allow_mismatch=options.allow_mismatch,
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,
         max_model_len=_settled(options.max_model_len),
@@ -114,6 +116,7 @@ def worker_configuration(
         num_threads=num_threads,
         spin_s=options.spin_us / 1e6,
         null_script=options.null_script,
+        watch_interval_s=options.watch_interval,
     )
 
 

@@ -157,6 +157,21 @@ class Options(Struct, frozen=True, kw_only=True):
     ] = AUTO
 
     platform: Annotated[str, About("Device", PLATFORM, "vendor family; auto takes what is there")] = AUTO
+    device_config: Annotated[
+        str | None,
+        About(
+            "Device",
+            Text("a capability file, or the name of a packaged one such as hopper"),
+            "values that override what is declared and detected; `trimaran diagnose` writes such a file",
+        ),
+    ] = None
+    device_type: Annotated[
+        str | None,
+        About("Device", Text("a packaged capability file's name"), "--device-config by a node's label, in a cluster"),
+    ] = None
+    allow_mismatch: Annotated[
+        bool, About("Device", Switch(), "take a capability file although it is of another architecture")
+    ] = False
     tensor_parallel: Annotated[int, About("Device", Integer(1, 1024), "devices to split the model over")] = 1
     memory_utilization: Annotated[
         float, About("Device", Number(0.01, 1.0), "share of device memory to use; the rest is left to others")
@@ -186,6 +201,9 @@ class Options(Struct, frozen=True, kw_only=True):
         str, About("Device", Text(), "words of times and faults for the null platform, such as 'step_ms=10 die_at=50'")
     ] = ""
 
+    watch_interval: Annotated[
+        float, About("Life cycle", Number(0, unit="seconds"), "how often device health is read; 0 never")
+    ] = 10.0
     drain_timeout: Annotated[
         float, About("Life cycle", Number(0, unit="seconds"), "time for live requests to end after SIGTERM")
     ] = 30.0
