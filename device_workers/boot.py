@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING
 
 from ..ipc.conditions import Refusal
 from ..ipc.configuration import WorkerConfiguration
-from ..ipc.facts import Decision, DeviceProfile, Problem, Resolution
+from ..ipc.facts import Decision, DeviceProfile, MemoryFacts, Problem, Resolution
+from ..ipc.worker_messages import Settled
 from ..kernels.catalog import CATALOG
 from ..kernels.implementation import Services
 from ..kernels.registry import KernelChoices, Registry
 from ..kernels.verification import VerdictCache, Verifier
 from .dtype_choice import DtypeMeasurements, candidates, check_dtype, choose_dtype, measure
 from .execution.contract import StepEngine
+from .execution.declared_engine import DeclaredEngine, MemoryWishes
 from .models.config import ModelConfig, read_config
-from .models.facts import make_facts, num_sampled_ids
+from .models.facts import KERNELS, kernel_problem, make_facts, num_sampled_ids
 from .models.sharding import Shard, make_shard
 from .platforms.contract import Backend, Clause, Platform, WorkerGroup
 from .platforms.detection import Detection, detect
@@ -91,16 +93,15 @@ def _registry(configuration: WorkerConfiguration, warn: Callable[[str], None]) -
     return Registry(CATALOG, Verifier(references, VerdictCache(Path(configuration.cache_directory), warn)))
 
 
-def resolve_all(described: Described, problem: Problem) -> tuple[Resolution, ...]:
-    """The choices as they stand before anything is loaded."""
-    registry = described.registry
-    return tuple(registry.resolve(kernel, described.profile, problem, described.choices) for kernel in registry.kernels)
-
-
 def open_engine(
     configuration: WorkerConfiguration, described: Described, warn: Callable[[str], None], on_phase: OnPhase
 ) -> StepEngine:
-    """Open the device and settle dtype and sizes; weights are not read yet. Raises Refusal."""
+    """Open the device and settle dtype and sizes; weights are not read yet. Raises Refusal.
+
+    To explain, nothing is opened, and the engine answers the handshake only.
+    """
+    if configuration.explain and described.config is not None:
+        return _declared_engine(configuration, described, warn)
     on_phase("device")
     platform = described.detection.platform
     cache_dir = Path(configuration.cache_directory)
@@ -118,6 +119,37 @@ def _null_engine(configuration: WorkerConfiguration, described: Described, backe
     model = null_model_facts(configuration.model, settings, configuration.max_model_len)
     decisions = (described.detection.decision,)
     return NullEngine(backend, settings, model, decisions, rank=configuration.rank, generation=configuration.generation)
+
+
+def _declared_engine(
+    configuration: WorkerConfiguration, described: Described, warn: Callable[[str], None]
+) -> StepEngine:
+    config, shard, profile = described.config, described.shard, described.profile
+    assert config is not None and shard is not None
+    measured = DtypeMeasurements(Path(configuration.cache_directory), profile, described.num_threads, warn).read()
+    seconds = {dtype: measured[dtype] for dtype in candidates(config.dtype) if dtype in measured}
+    dtype, dtype_decision = choose_dtype(configuration.dtype, config.dtype, profile, seconds or None)
+    model = make_facts(
+        config, shard, dtype=dtype, kv_dtype=configuration.kv_dtype, max_model_len=configuration.max_model_len
+    )
+    if profile.memory_bytes is None:
+        raise Refusal(
+            f"the memory of {profile.name} is not declared: name a product, as in --device-config NAME:PRODUCT, or "
+            "give memory_bytes in a file of your own"
+        )
+
+    def resolve(settled: Settled) -> tuple[Resolution, ...]:
+        problem = kernel_problem(config, shard, model, settled)
+        return tuple(described.registry.resolve(name, profile, problem, described.choices) for name in KERNELS)
+
+    return DeclaredEngine(
+        profile,
+        model,
+        (described.detection.decision, dtype_decision, _threads_decision(configuration, described)),
+        MemoryFacts(total_bytes=profile.memory_bytes, free_bytes=profile.memory_bytes, ours_bytes=0),
+        MemoryWishes(utilization=configuration.memory_utilization, kv_memory_bytes=configuration.kv_memory_bytes),
+        resolve,
+    )
 
 
 def _tensor_engine(

@@ -143,12 +143,16 @@ class StepThread:
 
     def _hello(self) -> WorkerHello:
         ready = self._num_blocks is not None
+        spending = self._engine.spending
         return WorkerHello(
             rank=self._configuration.rank,
             generation=self._generation,
             pid=threading.get_native_id(),
             profile=self._engine.profile,
             model=self._engine.model,
+            memory=spending.memory if spending else None,
+            spendable_bytes=spending.spendable_bytes if spending else None,
+            kv_limit_bytes=spending.kv_limit_bytes if spending else None,
             decisions=self._engine.decisions,
             settled=self._settled if ready else None,
             num_blocks=self._num_blocks,
@@ -172,6 +176,7 @@ class StepThread:
             activation_bytes=facts.activation_bytes,
             kv_budget_bytes=facts.kv_budget_bytes,
             kv_bytes_per_block=facts.kv_bytes_per_block,
+            kv_is_limited=facts.kv_is_limited,
         )
 
     def _allocate(self, num_blocks: int) -> None:

@@ -22,6 +22,7 @@ from ..ipc.control import (
     Attach,
     Drain,
     Drained,
+    Explained,
     FrontendLost,
     GroupFault,
     PhaseReport,
@@ -115,6 +116,7 @@ class Core(Actor):
             on_result=self._result,
             on_refusal=self._refuse,
             on_fault=self._distrust,
+            on_explained=self._explain if configuration.explain else None,
         )
         self._owners: dict[bytes, Owner] = {}
         self._by_number: dict[int, Owner] = {}
@@ -344,11 +346,17 @@ class Core(Actor):
         self.engine = Engine(
             group.limits,
             max_batched_tokens=group.settled.max_batched_tokens,
+            max_chunk_tokens=group.settled.max_chunk_tokens,
+            ordering=group.settled.queue_ordering,
             prefix_caching=self.configuration.prefix_caching,
             statistics=self.statistics,
         )
         self._boot_s = time.monotonic()
         self._submit_own()
+
+    def _explain(self) -> None:
+        """All is settled and nothing loaded: say so."""
+        self._control.send(Explained(self._info()))
 
     def _submit_own(self) -> None:
         """One token of the engine's own making proves that it can make tokens."""
@@ -482,7 +490,7 @@ class Core(Actor):
         return ServerInfo(
             generation=group.generation,
             model=group.model,
-            limits=self.engine.limits if self.engine is not None else None,
+            limits=group.limits,
             devices=group.profiles,
             kernels=group.resolutions,
             decisions=group.decisions,

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..ipc.facts import QueueOrdering
 from ..ipc.frontend_messages import EngineLimits, FailKind, FinishReason, OutputColumns
 from ..ipc.plan import StepPlan, StepResult
 from ..ipc.worker_messages import StepError, StepErrorKind
@@ -25,6 +26,8 @@ class Engine:
         limits: EngineLimits,
         *,
         max_batched_tokens: int,
+        max_chunk_tokens: int = 0,
+        ordering: QueueOrdering = QueueOrdering.ARRIVAL,
         prefix_caching: bool,
         statistics: Statistics,
         max_steps_in_flight: int = MAX_STEPS_IN_FLIGHT,
@@ -43,7 +46,12 @@ class Engine:
         )
         self.waiting = WaitingLine()
         self.scheduler = Scheduler(
-            self.table, self.waiting, max_batched_tokens=max_batched_tokens, first_horizon=first_horizon
+            self.table,
+            self.waiting,
+            max_batched_tokens=max_batched_tokens,
+            max_chunk_tokens=max_chunk_tokens,
+            ordering=ordering,
+            first_horizon=first_horizon,
         )
         self.committer = Committer(self.scheduler, statistics)
         self.requests: dict[int, Request] = {}

@@ -1,114 +1,360 @@
-"""Settles the engine's sizes from what the model needs, what the devices have and what the user asked.
+"""Settles the engine's sizes and policies from what the model needs, what the devices have and what the user asked.
 
-Every choice comes back as a Decision with its reason; a value the user gave is taken, or refused with the cure.
+Every choice comes back as a Decision with its reason; a value the user gave is taken, or refused with the largest that
+fits. Two parts: `settle` before weights are read, `count_blocks` when what is left for the KV cache is known.
 """
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from ..ipc.conditions import Refusal
 from ..ipc.configuration import CoreConfiguration
-from ..ipc.facts import Decision, DeviceProfile, ModelFacts
-from ..ipc.worker_messages import Loaded, Settled
+from ..ipc.facts import (
+    AttentionStrategy,
+    Decision,
+    DeviceCapability,
+    DeviceProfile,
+    Feature,
+    MemoryFacts,
+    ModelFacts,
+    QueueOrdering,
+)
+from ..ipc.worker_messages import Loaded, Settled, WorkerHello
 
 _GIB = 1 << 30
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+MAX_GRAPH_TOKENS = 512
+MANY_BLOCKS, FEW_BLOCKS = 256, 64
+"""Thread blocks that run at once: from MANY on, long sequences first; up to FEW, short ones first."""
+_STEP_S = 0.25
+_PREFILL_EFFICIENCY = 0.5  # of the matrix rate: what a prefill of some hundred tokens was measured to reach
+_STEP_SHARE = 0.1  # of the memory that weights leave, for the buffers of a step
+_TYPICAL_TOKENS = 256  # of one running sequence, to guess how many a KV cache holds
+_SMALL_BLOCK_BYTES = 64 << 10
+_SMALL_MULTIPROCESSORS = 32
+_ESTIMATE_MARGIN = 0.97  # packing adds a little to the weights: an early answer must still hold after loading
 
 
-def settle(asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile) -> Settled:
-    """Sizes that do not depend on free memory. Raises Refusal."""
-    decisions = [
-        _block_size(asked, profile),
-        _max_num_seqs(asked, profile),
-    ]
-    block_size, max_num_seqs = (int(decision.value) for decision in decisions)
+class Room(Struct, frozen=True, kw_only=True):
+    """Memory of the rank that has least: what may be spent in all, and the most that the KV cache may take of it."""
+
+    spendable_bytes: int
+    kv_limit_bytes: int | None
+
+    def kv_bytes(self, model: ModelFacts, step_bytes: int) -> int:
+        """What weights and step buffers leave to the KV cache."""
+        left = self.spendable_bytes - model.weight_bytes - step_bytes
+        return left if self.kv_limit_bytes is None else min(left, self.kv_limit_bytes)
+
+
+def settle(asked: CoreConfiguration, hellos: Sequence[WorkerHello]) -> Settled:
+    """Sizes and policies that hold whatever loading finds. Raises Refusal."""
+    model, profile = hellos[0].model, hellos[0].profile
+    room = _room(hellos)
+    if room is not None:
+        _check_weights(asked, model, profile, room, hellos[0].memory)
+    strategy = _attention_strategy(asked, model, profile)
+    block_size = _block_size(asked, strategy)
     max_model_len = _max_model_len(asked, model)
-    budget = _max_batched_tokens(asked, profile, max_num_seqs)
-    decisions += [max_model_len, budget]
+    max_num_seqs = _max_num_seqs(asked, model, profile, room)
+    budget = _max_batched_tokens(asked, model, profile, room, int(max_num_seqs.value))
+    if room is not None:
+        _check_wishes(asked, model, room, block_size, max_num_seqs, budget)
+    chunk = _max_chunk_tokens(asked, int(budget.value))
+    buckets, graphs = _graph_buckets(asked, profile, int(max_num_seqs.value), int(budget.value))
+    ordering = _queue_ordering(asked, profile)
+    kv_dtype = Decision(name="kv_dtype", value=model.kv_dtype, reason="that of the activations")
+    decisions = (block_size, max_num_seqs, max_model_len, budget, chunk, graphs, kv_dtype, strategy, ordering)
     return Settled(
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
+        block_size=int(block_size.value),
+        max_num_seqs=int(max_num_seqs.value),
         max_batched_tokens=int(budget.value),
         max_model_len=int(max_model_len.value),
-        decisions=tuple(decisions),
+        max_chunk_tokens=int(chunk.value),
+        graph_buckets=buckets,
+        attention_strategy=AttentionStrategy(strategy.value),
+        queue_ordering=QueueOrdering(ordering.value),
+        decisions=decisions,
     )
 
 
 def count_blocks(
     asked: CoreConfiguration, settled: Settled, loaded: Sequence[Loaded]
 ) -> tuple[int, int, tuple[Decision, ...]]:
-    """Blocks that every rank can hold, the context they allow, and why. Raises Refusal (row M1 of the user's pains)."""
+    """Blocks that every rank can hold, the context they allow, and why. Raises Refusal."""
     least = min(loaded, key=lambda rank: rank.kv_budget_bytes // rank.kv_bytes_per_block)
-    num_blocks = least.kv_budget_bytes // least.kv_bytes_per_block
+    fits = max(least.kv_budget_bytes, 0) // least.kv_bytes_per_block
+    if fits == 0:
+        raise Refusal(_nothing_left(asked, settled, least))
     needed = -(-settled.max_model_len // settled.block_size)
-    reason = (
-        f"{least.kv_budget_bytes / _GIB:.2f} GiB for the KV cache on rank {least.rank}, "
-        f"{least.kv_bytes_per_block} bytes a block"
-    )
-    useful = needed * settled.max_num_seqs
-    if num_blocks > useful:
-        num_blocks, reason = useful, f"enough for {settled.max_num_seqs} sequences of {settled.max_model_len} tokens"
-    if asked.num_blocks is not None:
-        if asked.num_blocks > num_blocks and asked.num_blocks * least.kv_bytes_per_block > least.kv_budget_bytes:
-            raise Refusal(
-                f"--num-blocks {asked.num_blocks} needs {asked.num_blocks * least.kv_bytes_per_block / _GIB:.2f} GiB, "
-                f"{least.kv_budget_bytes / _GIB:.2f} GiB are available; the largest that fits is {num_blocks}"
-            )
-        num_blocks, reason = asked.num_blocks, "as asked"
-    decisions = [Decision(name="num_blocks", value=str(num_blocks), reason=reason, overridden=reason == "as asked")]
+    num_blocks = _num_blocks(asked, settled, least, fits, needed)
+    decisions = [num_blocks]
     max_model_len = settled.max_model_len
-    if num_blocks < needed:
-        max_model_len = num_blocks * settled.block_size
+    if int(num_blocks.value) < needed:
+        max_model_len = int(num_blocks.value) * settled.block_size
         if asked.max_model_len is not None or max_model_len < 2:
-            raise Refusal(_too_small(settled, needed, least, num_blocks))
-        decisions.append(
-            Decision(
-                name="max_model_len",
-                value=str(max_model_len),
-                reason=f"the KV cache holds {num_blocks} blocks of {settled.block_size}; "
-                f"the model would allow {settled.max_model_len}",
-            )
+            raise Refusal(_too_small(asked, settled, needed, least, int(num_blocks.value)))
+        reason = (
+            f"the KV cache holds {num_blocks.value} blocks of {settled.block_size}; "
+            f"the model would allow {settled.max_model_len}"
         )
-    return num_blocks, max_model_len, tuple(decisions)
+        decisions.append(Decision(name="max_model_len", value=str(max_model_len), reason=reason))
+    return int(num_blocks.value), max_model_len, tuple(decisions)
 
 
-def _too_small(settled: Settled, needed: int, least: Loaded, num_blocks: int) -> str:
+# after loading
+
+
+def _num_blocks(asked: CoreConfiguration, settled: Settled, least: Loaded, fits: int, needed: int) -> Decision:
+    name = "num_blocks"
+    if asked.num_blocks is not None:
+        if asked.num_blocks > fits:
+            raise Refusal(
+                f"--num-blocks {asked.num_blocks} needs {_gib(asked.num_blocks * least.kv_bytes_per_block)}, "
+                f"{_gib(least.kv_budget_bytes)} are available; the largest that fits is {fits}: "
+                f"start with --num-blocks {fits}"
+            )
+        return Decision(name=name, value=str(asked.num_blocks), reason="as asked", overridden=True)
+    useful = needed * settled.max_num_seqs
+    if fits > useful:
+        reason = f"enough for {settled.max_num_seqs} sequences of {settled.max_model_len} tokens"
+        return Decision(name=name, value=str(useful), reason=reason)
+    reason = (
+        f"{_gib(least.kv_budget_bytes)} for the KV cache on rank {least.rank}, {least.kv_bytes_per_block} bytes a block"
+    )
+    return Decision(name=name, value=str(fits), reason=reason)
+
+
+def _too_small(asked: CoreConfiguration, settled: Settled, needed: int, least: Loaded, num_blocks: int) -> str:
+    largest = num_blocks * settled.block_size
+    story = (
+        f"a context of {settled.max_model_len} tokens needs {_gib(needed * least.kv_bytes_per_block)} of KV cache, "
+        f"{_gib(num_blocks * least.kv_bytes_per_block)} are available; the largest context that fits is {largest}: "
+        f"start with --max-model-len {largest}"
+    )
+    if asked.num_blocks is not None:
+        return f"{story}, or --num-blocks {needed}"
+    return story + _more_memory(asked, least, needed * least.kv_bytes_per_block)
+
+
+def _nothing_left(asked: CoreConfiguration, settled: Settled, least: Loaded) -> str:
+    memory = least.memory
+    wanted = least.kv_bytes_per_block * -(-min(settled.max_model_len, _TYPICAL_TOKENS) // settled.block_size)
     return (
-        f"a context of {settled.max_model_len} tokens needs {needed * least.kv_bytes_per_block / _GIB:.2f} GiB of KV "
-        f"cache, {num_blocks * least.kv_bytes_per_block / _GIB:.2f} GiB are available; the largest context that fits "
-        f"is {num_blocks * settled.block_size}: start with --max-model-len {num_blocks * settled.block_size}, "
-        "or raise --memory-utilization"
+        f"no memory is left for the KV cache on rank {least.rank}: {_gib(least.weight_bytes)} of weights and "
+        f"{_gib(least.activation_bytes)} of step buffers of {_gib(memory.total_bytes)}, {_gib(memory.free_bytes)} "
+        f"free{_holders(memory)}; end other programs, take a smaller model or lower --max-num-seqs and "
+        f"--max-batched-tokens{_more_memory(asked, least, wanted)}"
     )
 
 
-def _block_size(asked: CoreConfiguration, profile: DeviceProfile) -> Decision:
+def _more_memory(asked: CoreConfiguration, least: Loaded, wanted_bytes: int) -> str:
+    """The direction and the value of --memory-utilization that would do, when one would."""
+    if asked.kv_memory_bytes is not None:
+        return f", or --kv-memory-bytes {wanted_bytes}"
+    total, free = least.memory.total_bytes, least.memory.free_bytes
+    if least.kv_is_limited:
+        return f", or --kv-memory-bytes {wanted_bytes}" if wanted_bytes <= free else ""
+    share = -(-100 * (total - free + wanted_bytes) // total) / 100
+    raised = share <= 1.0 and share > asked.memory_utilization
+    return f", or raise --memory-utilization from {asked.memory_utilization:g} to {share:g}" if raised else ""
+
+
+# memory before loading
+
+
+def _room(hellos: Sequence[WorkerHello]) -> Room | None:
+    known = [hello for hello in hellos if hello.spendable_bytes is not None]
+    if len(known) < len(hellos):
+        return None
+    least = min(known, key=lambda hello: hello.spendable_bytes or 0)
+    return Room(spendable_bytes=least.spendable_bytes or 0, kv_limit_bytes=least.kv_limit_bytes)
+
+
+def _check_weights(
+    asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile, room: Room, memory: MemoryFacts | None
+) -> None:
+    """Weights that cannot fit are refused before they are read."""
+    if model.weight_bytes <= room.spendable_bytes:
+        return
+    story = (
+        f"the weights need {_gib(model.weight_bytes)} per device as {model.dtype}, {_gib(room.spendable_bytes)} are "
+        f"available on {profile.name}"
+    )
+    if memory is not None:
+        story += (
+            f" ({_gib(memory.total_bytes)} in all, {_gib(memory.free_bytes)} free{_holders(memory)}, "
+            f"--memory-utilization {asked.memory_utilization:g})"
+        )
+    ranks = asked.num_ranks * -(-model.weight_bytes * 5 // (room.spendable_bytes * 4)) if room.spendable_bytes else 0
+    cures = ["take a smaller model"]
+    if model.dtype == "float32":
+        cures.append("--dtype bfloat16 needs half")
+    if 1 < ranks <= 64:
+        cures.append(f"spread it over devices: --tensor-parallel {1 << (ranks - 1).bit_length()}")
+    needed = (memory.total_bytes - memory.free_bytes + model.weight_bytes) / memory.total_bytes if memory else 2.0
+    if needed <= 0.99:
+        cures.append(f"raise --memory-utilization above {needed:.2f}")
+    elif memory is not None and memory.total_bytes * asked.memory_utilization > model.weight_bytes:
+        cures.append("end the programs that hold memory")
+    raise Refusal(f"{story}; {', or '.join(cures)}")
+
+
+def _check_wishes(
+    asked: CoreConfiguration,
+    model: ModelFacts,
+    room: Room,
+    block_size: Decision,
+    max_num_seqs: Decision,
+    budget: Decision,
+) -> None:
+    """What the user asked of step and context must fit before weights are read; the text names the largest that does.
+
+    Only wishes can fail here: what is decided is decided so that it fits, or is made to fit after loading.
+    """
+    size, rows, tokens = int(block_size.value), int(max_num_seqs.value), int(budget.value)
+    length = asked.max_model_len or min(model.max_model_len, _TYPICAL_TOKENS)
+    num_blocks = -(-length // size)
+    cache = num_blocks * size * model.kv_bytes_per_token
+    row_bytes = model.step_bytes_per_row + 4 * num_blocks
+    left = int((room.spendable_bytes - model.weight_bytes) * _ESTIMATE_MARGIN)
+    step = tokens * model.step_bytes_per_token + rows * row_bytes
+    most_cache = left - step if room.kv_limit_bytes is None else min(left - step, room.kv_limit_bytes)
+    if cache <= most_cache:
+        return
+    if asked.max_batched_tokens is not None and left - cache >= rows * row_bytes + rows * model.step_bytes_per_token:
+        largest = (left - cache - rows * row_bytes) // model.step_bytes_per_token
+        raise Refusal(_wish("--max-batched-tokens", tokens, step, left - cache, f"a context of {length}", largest))
+    if asked.max_num_seqs is not None and left - cache - tokens * model.step_bytes_per_token >= row_bytes:
+        largest = (left - cache - tokens * model.step_bytes_per_token) // row_bytes
+        raise Refusal(_wish("--max-num-seqs", rows, step, left - cache, f"a context of {length}", largest))
+    if asked.max_model_len is not None:
+        largest = most_cache // (size * model.kv_bytes_per_token) * size
+        if largest >= size:
+            text = _wish("--max-model-len", length, cache, most_cache, f"{_gib(step)} of step buffers", largest)
+            limited = most_cache == room.kv_limit_bytes and cache <= left - step
+            raise Refusal(f"{text}, or --kv-memory-bytes {cache}" if limited else text)
+        raise Refusal(
+            f"a context of {length} tokens needs {_gib(cache)} of KV cache and none is left beside "
+            f"{_gib(model.weight_bytes)} of weights and {_gib(step)} of step buffers; take a smaller model, or lower "
+            "--max-batched-tokens and --max-num-seqs"
+        )
+
+
+def _wish(flag: str, value: int, needed: int, available: int, beside: str, largest: int) -> str:
+    return (
+        f"{flag} {value} needs {_gib(needed)}, {_gib(max(available, 0))} are available beside the weights and "
+        f"{beside}; the largest that fits is {largest}: start with {flag} {largest}"
+    )
+
+
+# sizes
+
+
+def _attention_strategy(asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile) -> Decision:
+    name, capability = "attention_strategy", profile.capability
+    if asked.attention_strategy is not None:
+        return Decision(name=name, value=asked.attention_strategy, reason="as asked", overridden=True)
+    value, reason = _fitting_strategy(model, profile, capability)
+    return Decision(name=name, value=value, reason=reason)
+
+
+def _fitting_strategy(
+    model: ModelFacts, profile: DeviceProfile, capability: DeviceCapability
+) -> tuple[AttentionStrategy, str]:
+    if Feature.TRITON not in capability.features:
+        return AttentionStrategy.PLAIN, "no tiles are compiled for this device; its kernels walk the cache themselves"
+    shared = capability.shared_memory_per_block_bytes
+    sizes = f"{capability.num_multiprocessors or 'an unknown number of'} multiprocessors"
+    if shared is not None:
+        sizes += f" with {shared >> 10} KiB of shared memory a block"
+    row_bytes = model.head_dim * 2
+    if Feature.BULK_TENSOR_COPY in capability.features and row_bytes % 16 == 0:
+        return AttentionStrategy.BULK_COPY, f"the device copies whole tiles by itself; {sizes}"
+    multiprocessors = capability.num_multiprocessors
+    is_small = multiprocessors is not None and multiprocessors <= _SMALL_MULTIPROCESSORS
+    if is_small or (shared is not None and shared < _SMALL_BLOCK_BYTES):
+        return AttentionStrategy.LOW_OCCUPANCY, f"small tiles leave no multiprocessor idle; {sizes}"
+    return AttentionStrategy.TILED, f"no bulk copies, and room for large tiles; {sizes}"
+
+
+def _block_size(asked: CoreConfiguration, strategy: Decision) -> Decision:
+    name = "block_size"
     if asked.block_size is not None:
-        if asked.block_size not in (8, 16, 32, 64, 128):
-            raise Refusal(f"--block-size {asked.block_size} is not supported; choose 8, 16, 32, 64 or 128")
-        return Decision(name="block_size", value=str(asked.block_size), reason="as asked", overridden=True)
-    return Decision(name="block_size", value="16", reason="small blocks waste little of the last one of a sequence")
+        if asked.block_size not in BLOCK_SIZES:
+            raise Refusal(
+                f"--block-size {asked.block_size} is not supported; choose {', '.join(map(str, BLOCK_SIZES[:-1]))} "
+                f"or {BLOCK_SIZES[-1]}"
+            )
+        return Decision(name=name, value=str(asked.block_size), reason="as asked", overridden=True)
+    if strategy.value == AttentionStrategy.BULK_COPY:
+        return Decision(name=name, value="32", reason="a bulk copy moves one block: 32 rows make it worth its start")
+    return Decision(name=name, value="16", reason="small blocks waste little of the last one of a sequence")
 
 
-def _max_num_seqs(asked: CoreConfiguration, profile: DeviceProfile) -> Decision:
+def _max_num_seqs(asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile, room: Room | None) -> Decision:
+    name = "max_num_seqs"
     if asked.max_num_seqs is not None:
-        return Decision(name="max_num_seqs", value=str(asked.max_num_seqs), reason="as asked", overridden=True)
+        return Decision(name=name, value=str(asked.max_num_seqs), reason="as asked", overridden=True)
     if profile.platform == "cpu":
-        return Decision(name="max_num_seqs", value="256", reason="a CPU gains little from larger batches")
-    return Decision(name="max_num_seqs", value="1024", reason="decode is bound by memory bandwidth far beyond this")
+        value, reason = 256, "a CPU gains little from larger batches"
+    else:
+        value, reason = _useful_batch(model, profile)
+    if room is not None:
+        held = int(room.kv_bytes(model, 0) * (1 - _STEP_SHARE)) // (model.kv_bytes_per_token * _TYPICAL_TOKENS)
+        if _floor_power(max(held, 8)) < value:
+            value = _floor_power(max(held, 8))
+            reason = f"the KV cache holds about {held} sequences of {_TYPICAL_TOKENS} tokens"
+        if value * model.step_bytes_per_row > _step_share(room, model):
+            value = _floor_power(max(_step_share(room, model) // model.step_bytes_per_row, 1))
+            reason = f"their logits take {_gib(value * model.step_bytes_per_row)} of the memory left by the weights"
+    return Decision(name=name, value=str(value), reason=reason)
+
+
+def _left(room: Room, model: ModelFacts) -> int:
+    return max(room.spendable_bytes - model.weight_bytes, 0)
+
+
+def _step_share(room: Room, model: ModelFacts) -> int:
+    """Bytes that the buffers of a step may take where nobody asked for more."""
+    return int(_left(room, model) * _STEP_SHARE)
+
+
+def _floor_power(value: int) -> int:
+    """The largest power of two up to a positive value."""
+    return 1 << value.bit_length() - 1
+
+
+def _useful_batch(model: ModelFacts, profile: DeviceProfile) -> tuple[int, str]:
+    """Four times the batch at which a decode stops being bound by reading weights: attention still is."""
+    rate, bandwidth = profile.capability.rates.get(model.dtype), profile.bandwidth
+    if rate is None or bandwidth is None:
+        return 1024, "decode is bound by memory bandwidth far beyond this (the device's rates are not known)"
+    item_bytes = 4 if model.dtype == "float32" else 2
+    balanced = rate * 1e3 * item_bytes / (2 * bandwidth)
+    value = min(1024, max(64, _floor_power(round(4 * balanced))))
+    return value, (
+        f"{rate:g} TFLOP/s of {model.dtype} against {bandwidth:g} GB/s: reading weights bounds a decode up to "
+        f"{balanced:.0f} sequences, and reading the KV cache beyond"
+    )
 
 
 def _max_model_len(asked: CoreConfiguration, model: ModelFacts) -> Decision:
+    name = "max_model_len"
     if asked.max_model_len is None:
-        return Decision(
-            name="max_model_len", value=str(model.max_model_len), reason="the model's own limit, from its config.json"
-        )
+        return Decision(name=name, value=str(model.max_model_len), reason="the model's own limit, from its config.json")
     if asked.max_model_len > model.max_model_len:
         raise Refusal(
             f"--max-model-len {asked.max_model_len} is over the model's own limit of {model.max_model_len} "
             f"(max_position_embeddings in config.json); ask for {model.max_model_len} or less"
         )
-    return Decision(name="max_model_len", value=str(asked.max_model_len), reason="as asked", overridden=True)
+    return Decision(name=name, value=str(asked.max_model_len), reason="as asked", overridden=True)
 
 
-def _max_batched_tokens(asked: CoreConfiguration, profile: DeviceProfile, max_num_seqs: int) -> Decision:
+def _max_batched_tokens(
+    asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile, room: Room | None, max_num_seqs: int
+) -> Decision:
     name = "max_batched_tokens"
     if asked.max_batched_tokens is not None:
         if asked.max_batched_tokens < max_num_seqs:
@@ -118,7 +364,105 @@ def _max_batched_tokens(asked: CoreConfiguration, profile: DeviceProfile, max_nu
             )
         return Decision(name=name, value=str(asked.max_batched_tokens), reason="as asked", overridden=True)
     if profile.platform == "cpu":
-        value, reason = max(512, max_num_seqs), "keeps one step on a CPU near a second"
+        value, reason = 512, "keeps one step on a CPU near a second"
     else:
-        value, reason = max(8192, max_num_seqs), "fills the device in prefill and bounds a step's time"
+        value, reason = _full_step(model, profile)
+    if room is not None and model.step_bytes_per_token:
+        most = _floor_power(max(_step_share(room, model) // model.step_bytes_per_token, 1))
+        if most < value:
+            value, reason = most, f"its buffers take a tenth of the {_gib(_left(room, model))} left by the weights"
+    if value < max_num_seqs:
+        value, reason = max_num_seqs, f"each of {max_num_seqs} running sequences needs one token of a step"
     return Decision(name=name, value=str(value), reason=reason)
+
+
+def _full_step(model: ModelFacts, profile: DeviceProfile) -> tuple[int, str]:
+    rate = profile.capability.rates.get(model.dtype)
+    if rate is None or not model.num_parameters:
+        return 8192, "fills the device in prefill and bounds a step's time (the device's rates are not known)"
+    tokens = rate * 1e12 * _PREFILL_EFFICIENCY * _STEP_S / (2 * model.num_parameters)
+    value = min(8192, max(512, _floor_power(max(int(tokens), 1))))
+    return value, f"{rate:g} TFLOP/s compute it in about {_STEP_S * value / tokens:.2f} s"
+
+
+def _max_chunk_tokens(asked: CoreConfiguration, budget: int) -> Decision:
+    name = "max_chunk_tokens"
+    if asked.max_chunk_tokens is not None:
+        value = min(asked.max_chunk_tokens, budget)
+        reason = "as asked" if value == asked.max_chunk_tokens else f"the whole budget; {asked.max_chunk_tokens} asked"
+        return Decision(name=name, value=str(value), reason=reason, overridden=True)
+    return Decision(name=name, value=str(budget), reason="a prompt may fill a step when nobody else waits")
+
+
+# policies
+
+
+def _graph_buckets(
+    asked: CoreConfiguration, profile: DeviceProfile, max_num_seqs: int, budget: int
+) -> tuple[tuple[int, ...], Decision]:
+    name, capability = "graph_buckets", profile.capability
+    if asked.enforce_eager:
+        return (), Decision(name=name, value="eager", reason="asked for by --enforce-eager", overridden=True)
+    if Feature.GRAPH_CAPTURE not in capability.features:
+        return (), Decision(name=name, value="eager", reason=f"{profile.name} captures no graphs")
+    if profile.platform == "cpu":
+        return (), Decision(name=name, value="any size", reason="one recording of launches serves every size")
+    if asked.graph_buckets is not None:
+        kept = tuple(sorted({size for size in asked.graph_buckets if size <= budget}))
+        return kept, Decision(name=name, value=_listed(kept), reason="as asked", overridden=True)
+    launch, replay = capability.launch_latency_us, capability.graph_launch_us
+    if launch is not None and replay is not None and replay >= launch:
+        reason = f"measured: a replayed launch takes {replay:g} us, a plain one {launch:g} us"
+        return (), Decision(name=name, value="eager", reason=reason)
+    sizes = [1, 2, 4, *range(8, min(max_num_seqs, MAX_GRAPH_TOKENS) + 1, 8)]
+    kept = tuple(size for size in sizes if size <= 32 or (size % 16 == 0 and (size <= 128 or size % 32 == 0)))
+    reason = "decodes launch many small kernels; one graph for each number of sequences saves their launches"
+    if launch is not None and replay is not None:
+        reason = f"measured: a replayed launch takes {replay:g} us, a plain one {launch:g} us"
+    return kept, Decision(name=name, value=_listed(kept), reason=reason)
+
+
+def _queue_ordering(asked: CoreConfiguration, profile: DeviceProfile) -> Decision:
+    name = "queue_ordering"
+    if asked.queue_ordering is not None:
+        return Decision(name=name, value=asked.queue_ordering, reason="as asked", overridden=True)
+    found = _concurrent_blocks(profile)
+    if found is None:
+        reason = "first come, first served: how much runs at once is not known"
+        return Decision(name=name, value=QueueOrdering.ARRIVAL, reason=reason)
+    blocks, how = found
+    if blocks >= MANY_BLOCKS:
+        reason = f"{how}: long sequences are spread over many and would otherwise end last"
+        return Decision(name=name, value=QueueOrdering.LONG_FIRST, reason=reason)
+    if blocks <= FEW_BLOCKS:
+        reason = f"{how}: a long sequence would hold all of them, so short ones go first"
+        return Decision(name=name, value=QueueOrdering.SHORT_FIRST, reason=reason)
+    return Decision(name=name, value=QueueOrdering.ARRIVAL, reason=f"{how}: no length gains by going first")
+
+
+def _concurrent_blocks(profile: DeviceProfile) -> tuple[int, str] | None:
+    """Thread blocks that run at once: as measured, else from declared sizes and an attention tile's shared memory."""
+    capability = profile.capability
+    if capability.concurrent_blocks is not None:
+        return capability.concurrent_blocks, f"{capability.concurrent_blocks} thread blocks run at once, as measured"
+    multiprocessors, shared = capability.num_multiprocessors, capability.shared_memory_per_multiprocessor_bytes
+    if multiprocessors is None or profile.platform in ("cpu", "null"):
+        return None
+    each = max(1, min(4, (shared or _SMALL_BLOCK_BYTES) // (48 << 10)))
+    blocks = multiprocessors * each
+    return blocks, f"about {blocks} thread blocks run at once on {multiprocessors} multiprocessors"
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ",".join(map(str, sizes)) or "none"
+
+
+def _holders(memory: MemoryFacts) -> str:
+    if not memory.holders:
+        return ""
+    told = ", ".join(f"{name} holds {_gib(size)}" for name, size in memory.holders.items())
+    return f"; {told}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"

@@ -6,11 +6,14 @@ decode takes one block at a time and, when none is free, the latest arrival of t
 """
 
 from collections import deque
+from collections.abc import Iterable
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
+from ..ipc.facts import QueueOrdering
 from ..ipc.plan import StepPlan, WorkFlag
 from .plan_builder import PlanBuilder
 from .request import Request, Sequence, State
@@ -22,6 +25,7 @@ Array = np.ndarray[Any, Any]
 MIN_CHUNK = 16  # a prompt is not cut into smaller pieces than this unless the budget itself is smaller
 MAX_BYPASSED = 32  # later arrivals that may be seated before one that does not fit
 MAX_PASSED = 8  # that do not fit, in one look along the line
+ORDERED = 64  # of the line's head that may be taken by length instead of arrival
 FIRST_HORIZON = 64  # tokens of growth that admission leaves room for, per running sequence, before any preemption
 CALM_STEPS = 256  # steps without preemption after which the horizon halves
 RESERVE_AFTER = 2  # preemptions after which a sequence is seated only with its whole possible length set aside
@@ -49,6 +53,8 @@ class Scheduler:
         waiting: WaitingLine,
         *,
         max_batched_tokens: int,
+        max_chunk_tokens: int = 0,
+        ordering: QueueOrdering = QueueOrdering.ARRIVAL,
         mixed_step_s: float = 0.25,
         first_horizon: int = FIRST_HORIZON,
     ) -> None:
@@ -56,6 +62,8 @@ class Scheduler:
         self.table = table
         self.waiting = waiting
         self.max_batched_tokens = max_batched_tokens
+        self.max_chunk_tokens = max_chunk_tokens or max_batched_tokens
+        self.ordering = ordering
         self.in_flight: deque[PlannedStep] = deque()
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
@@ -228,7 +236,7 @@ class Scheduler:
             num_others -= 1
             left -= self._choose(chosen, seated, left, num_others)
         for sequence, count in chosen:
-            extra = min(left, self._remaining(sequence) - count)
+            extra = min(left, self._remaining(sequence) - count, self.max_chunk_tokens - count)
             left -= extra
             self._plan_chunk(builder, sequence, count + extra)
 
@@ -237,7 +245,7 @@ class Scheduler:
 
     def _choose(self, chosen: list[tuple[Sequence, int]], sequence: Sequence, left: int, num_others: int) -> int:
         share = left if num_others == 0 else max(left // 2, min(left, MIN_CHUNK))
-        count = min(self._remaining(sequence), share)
+        count = min(self._remaining(sequence), share, self.max_chunk_tokens)
         if count > 0:
             chosen.append((sequence, count))
         return count
@@ -277,17 +285,31 @@ class Scheduler:
         self._stuck = None
         if not self.table.running and not self.in_flight:
             self._drop_all_shared()
-        passed: list[Sequence] = []
-        for sequence in self.waiting:
+        for num_passed, sequence in enumerate(self._in_order()):
             if self._try_seat(sequence, builder, now):
-                for other in passed:
-                    other.bypassed += 1
+                self._note_passed(sequence)
                 return sequence
-            if sequence.num_preemptions or sequence.bypassed >= MAX_BYPASSED or len(passed) >= MAX_PASSED:
+            if _waits_no_longer(sequence) or num_passed >= MAX_PASSED:
                 break
-            passed.append(sequence)
         self._stuck = state
         return None
+
+    def _note_passed(self, seated: Sequence) -> None:
+        for other in takewhile(lambda earlier: earlier.key < seated.key, self.waiting):
+            other.bypassed += 1
+
+    def _in_order(self) -> Iterable[Sequence]:
+        """The line as it is to be seated: by arrival, or its head by length. Those that have been passed often enough
+        and the preempted keep their place ahead of all others of their priority.
+        """
+        if self.ordering is QueueOrdering.ARRIVAL or len(self.waiting) < 2:
+            return self.waiting
+        sign = -1 if self.ordering is QueueOrdering.LONG_FIRST else 1
+
+        def place(sequence: Sequence) -> tuple[int, int]:
+            return sequence.request.priority, -1 << 62 if _waits_no_longer(sequence) else sign * len(sequence.tokens)
+
+        return sorted(islice(self.waiting, ORDERED), key=place)
 
     def _try_seat(self, sequence: Sequence, builder: PlanBuilder, now: float) -> bool:
         table = self.table
@@ -378,3 +400,8 @@ class Scheduler:
             self._horizon, self._calm_steps = max(self._first_horizon, self._horizon // 2), 0
             self._stuck = None
         return plan
+
+
+def _waits_no_longer(sequence: Sequence) -> bool:
+    """Nobody may be seated before this one any more."""
+    return bool(sequence.num_preemptions) or sequence.bypassed >= MAX_BYPASSED

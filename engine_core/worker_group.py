@@ -71,6 +71,7 @@ class WorkerGroup:
         on_result: Callable[[StepResult | StepError], None],
         on_refusal: Callable[[Exception], None],
         on_fault: Callable[[str], None],
+        on_explained: Callable[[], None] | None = None,
     ) -> None:
         self.configuration = configuration
         self.generation = 0
@@ -80,6 +81,7 @@ class WorkerGroup:
         self.model: ModelFacts | None = None
         self._on_ready, self._on_result = on_ready, on_result
         self._on_refusal, self._on_fault = on_refusal, on_fault
+        self._on_explained = on_explained
         self._channel: RouterChannel[FromWorker] = RouterChannel(
             context, configuration.workers_address, FROM_WORKER, self._message
         )
@@ -242,7 +244,7 @@ class WorkerGroup:
             self._limit(min(count for _, count in held if count), settled.max_model_len)
             self._tell(Allocate(self.generation, num_blocks))
             return
-        self.settled = settle(self.configuration, self.model, hellos[0].profile)
+        self.settled = settle(self.configuration, hellos)
         self._tell(Negotiated(self.generation, self.settled))
 
     def _allocate(self) -> None:
@@ -250,7 +252,10 @@ class WorkerGroup:
         loaded = [self._loaded[rank] for rank in range(self._num_ranks)]
         num_blocks, max_model_len, self._sizing = count_blocks(self.configuration, self.settled, loaded)
         self._limit(num_blocks, max_model_len)
-        self._tell(Allocate(self.generation, num_blocks))
+        if self._on_explained is not None:
+            self._on_explained()
+        else:
+            self._tell(Allocate(self.generation, num_blocks))
 
     def _limit(self, num_blocks: int, max_model_len: int) -> None:
         assert self.settled is not None and self.model is not None
@@ -299,7 +304,9 @@ class WorkerGroup:
     @property
     def resolutions(self) -> tuple[Resolution, ...]:
         """Rank 0's kernels."""
-        return self._ready[0].resolutions if 0 in self._ready else ()
+        if 0 in self._ready:
+            return self._ready[0].resolutions
+        return self._loaded[0].resolutions if 0 in self._loaded else ()
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -314,8 +321,14 @@ class WorkerGroup:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Rank 0's memory by kind, in bytes."""
-        return self._ready[0].memory if 0 in self._ready else {}
+        """Rank 0's memory by kind, in bytes; before it is ready as far as it is settled."""
+        if 0 in self._ready:
+            return self._ready[0].memory
+        loaded, limits = self._loaded.get(0), self.limits
+        if loaded is None or limits is None:
+            return {}
+        cache = limits.num_blocks * loaded.kv_bytes_per_block
+        return {"weights": loaded.weight_bytes, "activations": loaded.activation_bytes, "kv_cache": cache}
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from .facts import Phase
+from .facts import AttentionStrategy, Phase, QueueOrdering
 
 HANG_FACTOR = 6  # what has got nowhere for this many stall limits is killed and restarted
 
@@ -32,6 +32,7 @@ class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
     enforce_eager: bool = False
     seed: int = 0
     num_threads: int | None = None
+    explain: bool = False
     spin_s: float = 0.0
     null_script: str = ""
     watch_interval_s: float = 10.0
@@ -39,7 +40,7 @@ class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
 
 
 class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
-    """The engine core. None means: decide from facts."""
+    """The engine core. None means: decide from facts. With `explain` it tells what it settled, and starts nothing."""
 
     incarnation: int
     generation: int
@@ -51,7 +52,15 @@ class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
     max_num_seqs: int | None = None
     max_batched_tokens: int | None = None
     max_model_len: int | None = None
+    max_chunk_tokens: int | None = None
+    graph_buckets: tuple[int, ...] | None = None
+    enforce_eager: bool = False
+    attention_strategy: AttentionStrategy | None = None
+    queue_ordering: QueueOrdering | None = None
+    memory_utilization: float = 0.9
+    kv_memory_bytes: int | None = None
     prefix_caching: bool = True
+    explain: bool = False
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     stall_limit_s: float = 20.0

@@ -6,6 +6,7 @@ order that the message's docstring gives.
 
 from .configuration import Configuration
 from .facts import Phase
+from .frontend_messages import ServerInfo
 from .messages import Decoder, Message
 
 
@@ -99,6 +100,12 @@ class Ready(Message, frozen=True, tag="ready"):
     lines: tuple[str, ...] = ()
 
 
+class Explained(Message, frozen=True, tag="explained"):
+    """From a core that explains: what serving would have settled on. Nothing was loaded."""
+
+    info: ServerInfo
+
+
 class Pulse(Message, frozen=True, tag="pulse"):
     """From the core and frontends, each second: this process's loop still turns."""
 
@@ -127,7 +134,7 @@ class GroupFault(Message, frozen=True, tag="group_fault"):
 
 
 ToChild = Begin | Attach | ModelKnown | PhaseNotice | CoreStarted | CoreLost | FrontendLost | WorkersLost | Drain | Stop
-FromChild = PhaseReport | Listening | Ready | Drained | Refused | Fault | GroupFault | Pulse
+FromChild = PhaseReport | Listening | Ready | Explained | Drained | Refused | Fault | GroupFault | Pulse
 
 TO_CHILD: Decoder[ToChild] = Decoder(ToChild)
 FROM_CHILD: Decoder[FromChild] = Decoder(FromChild)

@@ -107,6 +107,14 @@ class DeviceProfile(Struct, frozen=True, kw_only=True):
     provenance: dict[str, Provenance] = {}
 
 
+class QueueOrdering(StrEnum):
+    """Who of those that wait, with equal priority, is seated first. None lets anyone wait for ever."""
+
+    ARRIVAL = "arrival"
+    LONG_FIRST = "long_first"
+    SHORT_FIRST = "short_first"
+
+
 class AttentionStrategy(StrEnum):
     """How attention walks the paged cache: what negotiation prefers, and what an implementation follows."""
 
@@ -168,7 +176,10 @@ class DeviceHealth(Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """What the engine must know of a model to plan for it. KV bytes are per token, per rank, over all layers."""
+    """What the engine must know of a model to plan for it. Bytes are per rank; KV bytes per token, over all layers.
+
+    `weight_bytes` counts what a rank holds once loaded, without what kernels add by packing.
+    """
 
     architecture: str
     num_layers: int
@@ -184,7 +195,13 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     num_parameters: int
     weight_bytes: int
     kv_bytes_per_token: int
+    step_bytes_per_token: int = 0
+    step_bytes_per_row: int = 0
     pooling: str | None = None
+
+    def step_bytes(self, *, max_tokens: int, max_rows: int, max_blocks: int) -> int:
+        """Bytes of the buffers of a step of so many tokens and rows, with block tables of so many blocks."""
+        return max_tokens * self.step_bytes_per_token + max_rows * (self.step_bytes_per_row + 4 * max_blocks)
 
 
 class Decision(Struct, frozen=True, kw_only=True):

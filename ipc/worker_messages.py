@@ -10,28 +10,53 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from .facts import Decision, DeviceHealth, DeviceProfile, MemoryFacts, ModelFacts, Phase, Resolution
+from .facts import (
+    AttentionStrategy,
+    Decision,
+    DeviceHealth,
+    DeviceProfile,
+    MemoryFacts,
+    ModelFacts,
+    Phase,
+    QueueOrdering,
+    Resolution,
+)
 from .messages import Decoder, Message
 
 
 class Settled(Struct, frozen=True, kw_only=True):
-    """What negotiation settled before weights are read. Counts of tokens, sequences and positions."""
+    """What negotiation settled before weights are read. Counts of tokens, sequences and positions.
+
+    `max_chunk_tokens` bounds one prompt's part of a step (0: the whole budget). `graph_buckets` are the numbers of
+    tokens to capture graphs for; empty where a graph serves every size, or none is wanted.
+    """
 
     block_size: int
     max_num_seqs: int
     max_batched_tokens: int
     max_model_len: int
+    max_chunk_tokens: int = 0
+    graph_buckets: tuple[int, ...] = ()
+    attention_strategy: AttentionStrategy | None = None
+    queue_ordering: QueueOrdering = QueueOrdering.ARRIVAL
     decisions: tuple[Decision, ...] = ()
 
 
 class WorkerHello(Message, frozen=True, tag="worker_hello"):
-    """A worker's facts. `settled` and `num_blocks` are set when it already holds weights and a KV cache."""
+    """A worker's facts. `settled` and `num_blocks` are set when it already holds weights and a KV cache.
+
+    `memory` is the device's as the worker found it; `spendable_bytes` is what the worker may take of it in all, and
+    `kv_limit_bytes` a bound on the KV cache's part.
+    """
 
     rank: int
     generation: int
     pid: int
     profile: DeviceProfile
     model: ModelFacts
+    memory: MemoryFacts | None = None
+    spendable_bytes: int | None = None
+    kv_limit_bytes: int | None = None
     decisions: tuple[Decision, ...] = ()
     settled: Settled | None = None
     num_blocks: int | None = None
@@ -45,7 +70,9 @@ class Negotiated(Message, frozen=True, tag="negotiated"):
 
 
 class Loaded(Message, frozen=True, tag="loaded"):
-    """Weights are on the device. Bytes of each kind; `kv_budget_bytes` is what the KV cache may take."""
+    """Weights are on the device. Bytes of each kind; `kv_budget_bytes` is what the KV cache may take (none: <= 0), and
+    `kv_is_limited` says that a bound on the cache, and not the memory, made it so small.
+    """
 
     rank: int
     generation: int
@@ -56,6 +83,7 @@ class Loaded(Message, frozen=True, tag="loaded"):
     activation_bytes: int
     kv_budget_bytes: int
     kv_bytes_per_block: int
+    kv_is_limited: bool = False
 
 
 class Allocate(Message, frozen=True, tag="allocate"):

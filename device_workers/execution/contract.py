@@ -26,6 +26,15 @@ class LoadFacts(Struct, frozen=True, kw_only=True):
     activation_bytes: int
     kv_budget_bytes: int
     kv_bytes_per_block: int
+    kv_is_limited: bool = False
+
+
+class Spending(Struct, frozen=True, kw_only=True):
+    """Memory as found before weights are read: what this worker may take in all, and the KV cache's bound."""
+
+    memory: MemoryFacts
+    spendable_bytes: int
+    kv_limit_bytes: int | None
 
 
 class StepEngine(Protocol):
@@ -38,6 +47,7 @@ class StepEngine(Protocol):
 
     profile: DeviceProfile
     model: ModelFacts
+    spending: Spending | None
     decisions: tuple[Decision, ...]
     progress: Progress
 

@@ -14,40 +14,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...ipc.facts import Decision, DeviceProfile, ModelFacts, Problem, Resolution
+from ...ipc.facts import Decision, DeviceProfile, ModelFacts, Resolution
 from ...ipc.plan import ResultFlag, StepPlan, StepResult, TokenMasks, WorkFlag, hash_tokens
 from ...ipc.worker_messages import Settled
 from ...kernels.implementation import Communicator, Kernel, Services
 from ...kernels.registry import KernelChoices, Registry
 from ...kernels.trials import DTYPES
 from ..memory.kv_cache import KvCache, KvLayout
-from ..memory.memory_plan import MemoryPlan, plan_memory
+from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending
 from ..models.config import ModelConfig
 from ..models.decoder import Activations, Decoder, DecoderKernels, WeightReader
+from ..models.facts import KERNELS, kernel_problem
 from ..models.sharding import Shard
 from ..platforms.contract import Backend, Clause, Graph, NotSupported
 from ..weights.source import OnBytes, WeightSource
 from .batch import Batch, BatchBuilder
-from .contract import LoadFacts, OnFraction
+from .contract import LoadFacts, OnFraction, Spending
 from .penalty_table import PenaltyTable
 from .progress import Progress
 from .row_table import RowTable
 from .sampler import Logprobs, Sampler, SamplerKernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
-KERNELS = (
-    "embed",
-    "rms_norm",
-    "fused_add_rms_norm",
-    "linear",
-    "rotary_and_kv_write",
-    "paged_attention",
-    "silu_and_mul",
-    "greedy_sample",
-    "sample",
-    "apply_penalties",
-    "token_logprobs",
-)
 _SPARE_SEQUENCES = 8
 
 
@@ -80,6 +68,12 @@ class TensorEngine:
         self.profile: DeviceProfile = parts.backend.profile
         self.model = parts.model
         self.decisions = parts.decisions
+        self.spending: Spending | None = plan_spending(
+            parts.backend.memory_facts(),
+            utilization=parts.memory_utilization,
+            kv_memory_bytes=parts.kv_memory_bytes,
+            memory_is_shared=parts.backend.profile.memory_is_shared,
+        )
         self.progress = Progress()
         self._device = parts.backend.torch_device
         self._kernels: dict[str, Kernel] = {}
@@ -106,10 +100,12 @@ class TensorEngine:
             activation_bytes=plan.activation_bytes,
             kv_budget_bytes=plan.kv_budget_bytes,
             kv_bytes_per_block=self._layout.bytes_per_block,
+            kv_is_limited=plan.kv_is_limited,
         )
 
     def _load_kernels(self, settled: Settled, on_fraction: OnFraction) -> None:
-        parts, problem = self._parts, self._problem(settled)
+        parts = self._parts
+        problem = kernel_problem(parts.config, parts.shard, self.model, settled)
         resolutions = []
         for index, name in enumerate(KERNELS):
             on_fraction("kernels", index / len(KERNELS))
@@ -118,23 +114,6 @@ class TensorEngine:
             resolutions.append(resolution)
         self._resolutions = tuple(resolutions)
         on_fraction("kernels", 1.0)
-
-    def _problem(self, settled: Settled) -> Problem:
-        config, shard = self._parts.config, self._parts.shard
-        return Problem(
-            dtype=self.model.dtype,
-            kv_dtype=self.model.kv_dtype,
-            head_dim=config.head_dim,
-            num_heads=shard.num_heads,
-            num_kv_heads=shard.num_kv_heads,
-            block_size=settled.block_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=shard.intermediate_size,
-            vocab_size=config.vocab_size,
-            max_tokens=settled.max_batched_tokens,
-            max_rows=settled.max_num_seqs,
-            rotary_dim=config.rotary.rotary_dim,
-        )
 
     def _load_weights(self, settled: Settled, on_fraction: OnFraction) -> None:
         parts, dtype = self._parts, DTYPES[self.model.dtype]

@@ -1,11 +1,11 @@
-"""What a worker's memory is for: weights, activations, KV cache, each a number of its own. Torch-free."""
+"""What a worker's memory is for: weights, step buffers, KV cache, each a number of its own. Torch-free."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ipc.conditions import Refusal
 from ...ipc.facts import Decision, MemoryFacts
+from ..execution.contract import Spending
 
 SHARED_MEMORY_KV_LIMIT_BYTES = 2 << 30
 """KV cache by default where the device's memory is the host's, which other programs need too."""
@@ -13,16 +13,28 @@ SHARED_MEMORY_KV_LIMIT_BYTES = 2 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of each kind, and the story of the KV budget."""
+    """Bytes of each kind, and the story of the KV budget, which is not positive when nothing is left."""
 
     weight_bytes: int
     activation_bytes: int
     kv_budget_bytes: int
+    kv_is_limited: bool
     decision: Decision
 
 
+def plan_spending(
+    memory: MemoryFacts, *, utilization: float, kv_memory_bytes: int | None, memory_is_shared: bool
+) -> Spending:
+    """What may be allocated in all, from memory as it is now. An asked KV size bounds the cache, not the rest."""
+    limit = kv_memory_bytes
+    if limit is None and memory_is_shared:
+        limit = SHARED_MEMORY_KV_LIMIT_BYTES
+    spendable = int(memory.total_bytes * utilization) - (memory.total_bytes - memory.free_bytes)
+    return Spending(memory=memory, spendable_bytes=max(spendable, 0), kv_limit_bytes=limit)
+
+
 def plan_memory(
-    facts: MemoryFacts,
+    memory: MemoryFacts,
     *,
     weight_bytes: int,
     activation_bytes: int,
@@ -30,33 +42,27 @@ def plan_memory(
     kv_memory_bytes: int | None,
     memory_is_shared: bool,
 ) -> MemoryPlan:
-    """The KV budget from what is left once weights and activations are allocated. Raises Refusal when nothing is."""
-    if kv_memory_bytes is not None:
-        budget, reason = kv_memory_bytes, "as asked by --kv-memory-bytes"
-    else:
-        budget, reason = _budget(facts, utilization, memory_is_shared)
-    if budget <= 0:
-        raise Refusal(
-            f"no memory is left for the KV cache: {_mib(weight_bytes)} weights and {_mib(activation_bytes)} "
-            f"activations of {_mib(facts.total_bytes)}, {_mib(facts.free_bytes)} free; raise --memory-utilization, "
-            "end other programs or take a smaller model"
-        )
-    decision = Decision(name="kv_cache_bytes", value=str(budget), reason=reason, overridden=kv_memory_bytes is not None)
-    return MemoryPlan(
-        weight_bytes=weight_bytes, activation_bytes=activation_bytes, kv_budget_bytes=budget, decision=decision
+    """The KV budget from what is left once weights and step buffers are allocated. An asked size is taken as it is."""
+    spending = plan_spending(
+        memory, utilization=utilization, kv_memory_bytes=kv_memory_bytes, memory_is_shared=memory_is_shared
     )
-
-
-def _budget(facts: MemoryFacts, utilization: float, memory_is_shared: bool) -> tuple[int, str]:
-    used = facts.total_bytes - facts.free_bytes
-    left = int(facts.total_bytes * utilization) - used
-    story = f"{utilization:.0%} of {_mib(facts.total_bytes)} less {_mib(used)} in use"
-    if memory_is_shared and left > SHARED_MEMORY_KV_LIMIT_BYTES:
-        return (
-            SHARED_MEMORY_KV_LIMIT_BYTES,
-            f"{story}, at most {_mib(SHARED_MEMORY_KV_LIMIT_BYTES)} of memory shared with the host",
-        )
-    return left, story
+    left, limit = spending.spendable_bytes, spending.kv_limit_bytes
+    used = _mib(memory.total_bytes - memory.free_bytes)
+    reason = f"{utilization:.0%} of {_mib(memory.total_bytes)} less {used} in use"
+    is_limited = limit is not None and limit < left
+    if kv_memory_bytes is not None:
+        left, reason = kv_memory_bytes, "as asked by --kv-memory-bytes"
+    elif is_limited:
+        assert limit is not None
+        left, reason = limit, f"{reason}, at most {_mib(limit)} of memory shared with the host"
+    decision = Decision(name="kv_cache_bytes", value=str(left), reason=reason, overridden=kv_memory_bytes is not None)
+    return MemoryPlan(
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes,
+        kv_budget_bytes=left,
+        kv_is_limited=is_limited,
+        decision=decision,
+    )
 
 
 def _mib(num_bytes: int) -> str:

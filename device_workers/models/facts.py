@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 
 from ...ipc.conditions import Refusal
-from ...ipc.facts import ModelFacts
+from ...ipc.facts import ModelFacts, Problem
+from ...ipc.worker_messages import Settled
 from .config import ModelConfig
-from .parameters import num_parameters
+from .parameters import num_parameters, num_rank_parameters
 from .sharding import Shard
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -28,7 +29,6 @@ def make_facts(
         raise Refusal(
             f"--max-model-len {max_model_len} is more than the model's {limit} positions; take at most {limit}"
         )
-    count = num_parameters(config)
     item_bytes = ITEM_BYTES[dtype]
     return ModelFacts(
         architecture=config.architecture,
@@ -42,9 +42,56 @@ def make_facts(
         max_model_len=max_model_len or limit,
         dtype=dtype,
         kv_dtype=dtype,
-        num_parameters=count,
-        weight_bytes=count * item_bytes,
+        num_parameters=num_parameters(config),
+        weight_bytes=num_rank_parameters(config, shard) * item_bytes,
         kv_bytes_per_token=2 * config.num_layers * shard.num_kv_heads * config.head_dim * item_bytes,
+        step_bytes_per_token=_step_bytes_per_token(config, shard, item_bytes),
+        step_bytes_per_row=4 * (shard.vocab_end - shard.vocab_begin) + 4 * _NUM_ROW_INPUTS,
+    )
+
+
+_NUM_TOKEN_INPUTS, _NUM_ROW_INPUTS = 3, 2
+
+
+def _step_bytes_per_token(config: ModelConfig, shard: Shard, item_bytes: int) -> int:
+    """Of the decoder's `Activations` and of a step's int32 inputs; a test holds both against this."""
+    heads, kv_heads = shard.num_heads, shard.num_kv_heads
+    channels = 3 * config.hidden_size + (3 * heads + 2 * kv_heads) * config.head_dim + 3 * shard.intermediate_size
+    return channels * item_bytes + 4 * _NUM_TOKEN_INPUTS
+
+
+KERNELS = (
+    "embed",
+    "rms_norm",
+    "fused_add_rms_norm",
+    "linear",
+    "rotary_and_kv_write",
+    "paged_attention",
+    "silu_and_mul",
+    "greedy_sample",
+    "sample",
+    "apply_penalties",
+    "token_logprobs",
+)
+"""What serving a decoder needs."""
+
+
+def kernel_problem(config: ModelConfig, shard: Shard, model: ModelFacts, settled: Settled) -> Problem:
+    """What this rank asks of every kernel."""
+    return Problem(
+        dtype=model.dtype,
+        kv_dtype=model.kv_dtype,
+        head_dim=config.head_dim,
+        num_heads=shard.num_heads,
+        num_kv_heads=shard.num_kv_heads,
+        block_size=settled.block_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=shard.intermediate_size,
+        vocab_size=config.vocab_size,
+        max_tokens=settled.max_batched_tokens,
+        max_rows=settled.max_num_seqs,
+        rotary_dim=config.rotary.rotary_dim,
+        attention_strategy=settled.attention_strategy,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .config import ModelConfig
+from .sharding import Shard
 
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Buffers that old checkpoints carry and that follow from the config."""
@@ -78,6 +79,22 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             "mlp.down_proj.bias": (hidden,),
         }
     return shapes
+
+
+def num_rank_parameters(config: ModelConfig, shard: Shard) -> int:
+    """Elements that one rank holds: matrices are divided, key/value heads as `Shard` says, the rest is whole. A tied
+    head counts again, because `linear` kernels keep matrices in a layout of their own.
+    """
+    kv_share = shard.num_kv_heads / config.num_kv_heads
+    total = 0.0
+    for name, parameter in parameters(config).items():
+        if "k_proj" in name or "v_proj" in name:
+            share = kv_share
+        else:
+            share = 1 / shard.num_ranks if len(parameter.shape) == 2 else 1.0
+        total += parameter.num_elements * share
+    head = config.vocab_size * config.hidden_size / shard.num_ranks if config.tied else 0
+    return round(total + head)
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -16,7 +16,7 @@ from ...ipc.conditions import Refusal, StepFailed
 from ...ipc.facts import Decision, DeviceProfile, ModelFacts
 from ...ipc.plan import StepPlan, StepResult, TokenMasks
 from ...ipc.worker_messages import Settled
-from ..execution.contract import LoadFacts, OnFraction
+from ..execution.contract import LoadFacts, OnFraction, Spending
 from ..execution.progress import Progress
 from .contract import Backend
 from .null_model import NullModel, NullScript, with_invalid_row
@@ -196,6 +196,7 @@ class NullEngine:
         self.profile: DeviceProfile = backend.profile
         self.model = model
         self.decisions = decisions
+        self.spending: Spending | None = None
         self.progress = Progress()
         self._backend = backend
         self._settings = settings

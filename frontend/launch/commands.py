@@ -1,4 +1,4 @@
-"""The command line: `trimaran serve | chat | bench | demo | version`.
+"""The command line: `trimaran serve | explain | chat | bench | demo | version`.
 
 `serve` is the way most starts go, so it does not wait for typer: its options are read by `options.py` either way.
 """
@@ -21,6 +21,10 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] == ["serve"]:
         raise SystemExit(serve(arguments[1:]))
+    if arguments[:1] == ["explain"]:
+        from .explain import explain
+
+        raise SystemExit(explain(arguments[1:]))
     if arguments == ["--version"]:
         sys.argv[1:] = ["version"]
     build()()
@@ -46,6 +50,17 @@ def build() -> "typer.Typer":
     )
     def serve_command(context: typer.Context) -> None:
         raise typer.Exit(serve(context.args))
+
+    @application.command(
+        name="explain",
+        help="Say how a model would be served and why, without its weights and without the device.",
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def explain_command(context: typer.Context) -> None:
+        from .explain import explain
+
+        raise typer.Exit(explain(context.args))
 
     @application.command(name="chat", help="Talk to a server that runs.")
     def chat_command(

@@ -1,6 +1,8 @@
 """From options to what each process is told at birth: frozen slices, made in one place."""
 
+from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -11,8 +13,10 @@ from ...ipc.configuration import (
     RequestRules,
     WorkerConfiguration,
 )
-from ...ipc.facts import Phase
+from ...ipc.facts import AttentionStrategy, Phase, QueueOrdering
 from .options import AUTO, Auto, Options
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Birth(Struct, frozen=True, kw_only=True):
@@ -24,6 +28,7 @@ class Birth(Struct, frozen=True, kw_only=True):
     num_frontends: int
     served_model_name: str
     port: int
+    explain: bool = False
 
 
 def request_rules(options: Options) -> RequestRules:
@@ -80,7 +85,15 @@ def core_configuration(
         max_num_seqs=_settled(options.max_num_seqs),
         max_batched_tokens=_settled(options.max_batched_tokens),
         max_model_len=_settled(options.max_model_len),
+        max_chunk_tokens=_settled(options.max_chunk_tokens),
+        graph_buckets=tuple(map(int, options.graph_buckets)) or None,
+        enforce_eager=options.enforce_eager,
+        attention_strategy=_chosen(AttentionStrategy, options.attention_strategy),
+        queue_ordering=_chosen(QueueOrdering, options.queue_ordering),
+        memory_utilization=options.memory_utilization,
+        kv_memory_bytes=_settled(options.kv_memory_bytes),
         prefix_caching=options.prefix_caching,
+        explain=birth.explain,
         max_queued_requests=_settled(options.max_queued_requests),
         max_queued_tokens=_settled(options.max_queued_tokens),
         stall_limit_s=options.stall_limit,
@@ -114,10 +127,15 @@ def worker_configuration(
         enforce_eager=options.enforce_eager,
         seed=options.seed,
         num_threads=num_threads,
+        explain=birth.explain,
         spin_s=options.spin_us / 1e6,
         null_script=options.null_script,
         watch_interval_s=options.watch_interval,
     )
+
+
+def _chosen(kind: type[Choice], value: str) -> Choice | None:
+    return None if value == AUTO else kind(value)
 
 
 def _settled(value: int | Auto) -> int | None:

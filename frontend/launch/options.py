@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from ...ipc.facts import AttentionStrategy, QueueOrdering
 from .option_kinds import (
     BadValue,
     Choice,
@@ -148,6 +149,12 @@ class Options(Struct, frozen=True, kw_only=True):
         int | Auto,
         About("Engine", COUNT_OR_AUTO, "token budget of a step: prefill speed against latency"),
     ] = AUTO
+    max_chunk_tokens: Annotated[
+        int | Auto, About("Engine", COUNT_OR_AUTO, "most tokens of one prompt in a step; auto is the whole budget")
+    ] = AUTO
+    queue_ordering: Annotated[
+        str, About("Engine", Choice((AUTO, *QueueOrdering)), "who is seated first among equals in priority")
+    ] = AUTO
     prefix_caching: Annotated[bool, About("Engine", Switch(), "reuse the KV blocks of prompts that begin alike")] = True
     block_size: Annotated[
         int | Auto, About("Engine", Integer(1, 1024, words=(AUTO,)), "tokens per KV block; kernels have a preference")
@@ -189,6 +196,14 @@ class Options(Struct, frozen=True, kw_only=True):
     enforce_eager: Annotated[
         bool, About("Device", Switch(), "no captured graphs: slower steps, less memory, easier to debug")
     ] = False
+    graph_buckets: Annotated[
+        tuple[str, ...],
+        About("Device", Texts("numbers of tokens with commas between"), "sizes to capture graphs for, instead of ours"),
+    ] = ()
+    attention_strategy: Annotated[
+        str,
+        About("Device", Choice((AUTO, *AttentionStrategy)), "how attention walks the cache; auto follows the device"),
+    ] = AUTO
     worker_threads: Annotated[
         int | Auto,
         About("Device", Integer(1, 1024, words=(AUTO,)), "OpenMP threads per worker; auto shares cores out"),
@@ -326,6 +341,9 @@ def _check_together(options: Options) -> None:
             f"--null-script is for the null platform, and --platform is {options.platform!r}. "
             "Use --platform null, or leave --null-script out."
         )
+    for size in options.graph_buckets:
+        if not size.isdigit() or int(size) < 1:
+            raise OptionError(f"--graph-buckets: {size!r} is not allowed. Write numbers of tokens, such as 1,2,4,8.")
     budget, sequences = options.max_batched_tokens, options.max_num_seqs
     if isinstance(budget, int) and isinstance(sequences, int) and budget < sequences:
         raise OptionError(

@@ -25,6 +25,7 @@ from ...ipc.control import (
     CoreStarted,
     Drain,
     Drained,
+    Explained,
     Fault,
     FromChild,
     FrontendLost,
@@ -41,6 +42,7 @@ from ...ipc.control import (
     WorkersLost,
 )
 from ...ipc.facts import Phase
+from ...ipc.frontend_messages import ServerInfo
 from .children import Child, child_environment, module_command
 from .configurations import Birth, core_configuration, frontend_configuration, worker_configuration
 from .model_fetch import Fetching, Model, bring
@@ -98,6 +100,8 @@ class Supervisor(Actor):
     """One engine and its frontends. `run` lives until `terminate` has drained it, or raises why it ended.
 
     `watch` hears what a frontend would (ModelKnown, CoreStarted, CoreLost, PhaseNotice): the offline API's ear.
+    With `on_explained` nothing is served: the boot goes as far as it can without a device and weights, what was
+    settled is told, and `run` returns.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Supervisor(Actor):
         num_frontends: int | None = None,
         launch: Launch | None = None,
         watch: Callable[[ToChild], None] | None = None,
+        on_explained: Callable[[ServerInfo], None] | None = None,
     ) -> None:
         super().__init__()
         self.options = options
@@ -118,6 +123,7 @@ class Supervisor(Actor):
         self._num_frontends = options.frontends if num_frontends is None else num_frontends
         self._launch = launch or real_processes()
         self._watch = watch
+        self._on_explained = on_explained
         self._inherited = inherited_environment()
         self._began_s = time.monotonic()
         self._unready_since_s: float | None = self._began_s
@@ -176,6 +182,10 @@ class Supervisor(Actor):
             self._is_draining = True
             self.start_task(self._drain(), "drain")
 
+    @property
+    def _needs_weights(self) -> bool:
+        return self.options.load_format != "dummy" and self._on_explained is None
+
     def stop(self) -> None:
         self._settled.set()
         super().stop()
@@ -195,9 +205,7 @@ class Supervisor(Actor):
         """Take port and folder, start the frontends, begin with the rest."""
         asyncio.get_running_loop().set_exception_handler(self._callback_raised)
         options = self.options
-        self._source = find_model(
-            options.model, revision=options.revision, weights_needed=options.load_format != "dummy"
-        )
+        self._source = find_model(options.model, revision=options.revision, weights_needed=self._needs_weights)
         if self._num_frontends:
             self._port = HeldPort(options.host, options.port)
         self._run_directory = RunDirectory(options.run_parent())
@@ -209,6 +217,7 @@ class Supervisor(Actor):
             num_frontends=self._num_frontends,
             served_model_name=options.served_model_name or self._source.name,
             port=self.port or 0,
+            explain=self._on_explained is not None,
         )
         for index in range(self._num_frontends):
             place = FrontendPlace(index, Restarts(options.max_restarts))
@@ -308,7 +317,7 @@ class Supervisor(Actor):
                 cache=cache,
                 run_directory=self._run_directory.path,
                 tokenizer=self.options.tokenizer,
-                with_weights=self.options.load_format != "dummy",
+                with_weights=self._needs_weights,
                 environment=child_environment(
                     self._inherited, num_threads=1, cache=cache, offline=not isinstance(self._source, HubModel)
                 ),
@@ -404,6 +413,10 @@ class Supervisor(Actor):
                 self._on_listening(child, message.port)
             case Ready():
                 self._on_ready(child, message)
+            case Explained():
+                assert self._on_explained is not None
+                self._on_explained(message.info)
+                self.stop()
             case Drained():
                 for place in self._frontends:
                     place.is_drained = place.is_drained or place.child is child
