@@ -17,13 +17,14 @@ from ..ipc.channel import DealerChannel
 from ..ipc.conditions import Refusal
 from ..ipc.configuration import WorkerConfiguration
 from ..ipc.control import Attach, Drain, Fault, PhaseReport, Refused, Stop, ToChild
-from ..ipc.facts import Phase
+from ..ipc.facts import DeviceHealth, Phase
 from ..ipc.process import ControlLink
 from ..ipc.worker_messages import TO_WORKER, Allocate, Heartbeat, Negotiated, OversizedPlan, ToWorker
 from .execution.contract import StepEngine
 from .execution.progress import ProgressWatch
 from .platforms.host import resident_bytes
 from .step_thread import NewRings, Outlets, PlanBytes, StepThread
+from .watcher import Watcher
 
 HEARTBEAT_S = 0.5
 _STOP_S = 2.0
@@ -42,6 +43,7 @@ class Worker(Actor):
         self._descriptors = descriptors
         self._generation = configuration.generation
         self._engine: StepEngine | None = None
+        self._health: DeviceHealth | None = None
         self._context: zmq.Context[Any] = zmq.Context(1)
         self.exit_code = EXIT_DONE
 
@@ -60,6 +62,8 @@ class Worker(Actor):
         self._thread = threading.Thread(target=self._steps.run, name="steps", daemon=True)
         self._thread.start()
         self.start_task(self._beat(), "heartbeat")
+        if self._configuration.watch_interval_s > 0:
+            self.start_task(self._watch_device(), "watcher")
 
     async def close(self) -> None:
         self._steps.stop()
@@ -132,6 +136,16 @@ class Worker(Actor):
             self._link.send(Fault(f"worker {self._configuration.rank}: {type(error).__name__}: {error}"))
         self.stop()
 
+    async def _watch_device(self) -> None:
+        """A reading at each interval, in a thread: a driver may take its time to answer."""
+        watcher = Watcher()
+        while True:
+            if self._engine is not None:
+                self._health = await asyncio.to_thread(self._engine.health)
+                for line in watcher.changes(self._health):
+                    log.warning("%s: %s", self._engine.profile.name, line)
+            await asyncio.sleep(self._configuration.watch_interval_s)
+
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
@@ -145,5 +159,6 @@ class Worker(Actor):
                         step_age_s=step_age_s,
                         progress_age_s=progress_age_s,
                         resident_bytes=resident_bytes(),
+                        health=self._health,
                     )
                 )

@@ -17,10 +17,11 @@ import msgspec
 import numpy as np
 import uvloop
 
-from ..ipc.frontend_messages import EngineLimits, OutputColumns
+from ..ipc.frontend_messages import OutputColumns
 from ..ipc.plan import RingKind, StepPlan, StepResult, WorkFlag, hash_tokens
 from ..ipc.ring import RingReader, RingWriter, create_doorbell, create_ring
 from ..ipc.sampling import Sampling
+from ..ipc.server_info import EngineLimits
 from .engine import Engine
 from .request import Request
 from .statistics import Statistics

@@ -52,7 +52,6 @@ from ..ipc.frontend_messages import (
     RejectKind,
     Report,
     ResetPrefixCache,
-    ServerInfo,
     Submit,
     ToCore,
 )
@@ -60,10 +59,13 @@ from ..ipc.metrics import MetricFamily, MetricKind, Sample
 from ..ipc.plan import StepResult
 from ..ipc.process import ControlLink
 from ..ipc.sampling import Sampling
+from ..ipc.server_info import ServerInfo
 from ..ipc.worker_messages import StepError
 from .admission import Door, admit
 from .commit import INTERNAL, Failure, News
+from .device_metrics import device_families
 from .engine import Engine
+from .growth_watch import GrowthWatch
 from .metric_totals import MetricTotals
 from .request import Request
 from .statistics import Statistics
@@ -130,6 +132,9 @@ class Core(Actor):
         self._loss = "the engine is starting"
         self._last_step_s = time.monotonic()
         self._stalled_since: float | None = None
+        self._growth_watch: GrowthWatch | None = None
+        self._growth = ""
+        self._growth_s = 0.0
 
     async def open(self) -> None:
         """Take connections, attach the first rings."""
@@ -223,8 +228,8 @@ class Core(Actor):
         if owner is None or submit.core_incarnation != self.configuration.incarnation:
             return  # meant for a core that is gone; its frontend has failed it already
         engine = self.engine
-        if engine is None or not self._is_booted or self._draining:
-            text = "the server is shutting down" if self._draining else self._loss
+        if engine is None or not self._is_booted or self._draining or self._growth:
+            text = "the server is shutting down" if self._draining else self._growth or self._loss
             self._frontends.send(peer, Rejected(submit.request_id, RejectKind.UNAVAILABLE, text, self._retry_after_s()))
             return
         if submit.request_id in engine.requests:
@@ -378,7 +383,10 @@ class Core(Actor):
         if self._is_booted:
             return
         self._is_booted = True
-        self._loss = ""
+        self._loss = self._growth = ""
+        limit = self.configuration.memory_growth_limit_bytes
+        if limit is not None:
+            self._growth_watch = GrowthWatch(limit, time.monotonic(), self.configuration.growth_settling_s)
         gc.collect()
         gc.freeze()
         took_s = time.monotonic() - self._boot_s
@@ -398,11 +406,11 @@ class Core(Actor):
     def _state(self) -> EngineState:
         engine = self.engine
         stall = self.group.stall(self.configuration.stall_limit_s, time.monotonic()) if self._is_booted else None
-        reason = "the server is shutting down" if self._draining else self._loss or stall or ""
+        reason = "the server is shutting down" if self._draining else self._growth or self._loss or stall or ""
         return EngineState(
             incarnation=self.configuration.incarnation,
             generation=self.group.generation,
-            ready=self._is_booted and stall is None and not self._draining,
+            ready=self._is_booted and stall is None and not self._draining and not self._growth,
             reason=reason,
             limits=engine.limits if engine is not None else None,
             num_running=engine.num_running if engine is not None else 0,
@@ -422,6 +430,7 @@ class Core(Actor):
             self._control.send(Pulse())
             self._broadcast_state()
             self._watch_stall()
+            self._watch_growth()
             idle_s = time.monotonic() - self._last_step_s
             is_idle = self._is_booted and self.engine is not None and not self.engine.requests and not self._draining
             if is_idle and idle_s > self.configuration.idle_canary_s:
@@ -439,6 +448,24 @@ class Core(Actor):
         elif now - self._stalled_since > (HANG_FACTOR - 1) * limit_s:
             self._control.send(GroupFault(self.group.generation, f"it hung: {stall}"))
             self._stalled_since = now
+
+    def _watch_growth(self) -> None:
+        """A worker that leaks is restarted in order: no new requests, those that are here end, then a new group."""
+        now = time.monotonic()
+        if self._growth_watch is None or not self._is_booted or self._draining:
+            return
+        if not self._growth:
+            grown = self._growth_watch.look(self.group.heartbeats, now)
+            if grown is None:
+                return
+            self._growth = f"the device workers are restarted to give memory back: {grown}"
+            self._growth_s = now
+            log.warning("%s", self._growth)
+            self._broadcast_state()
+        is_idle = self.engine is None or not self.engine.requests
+        if is_idle or now - self._growth_s > self.configuration.drain_timeout_s:
+            self._growth_watch = None
+            self._control.send(GroupFault(self.group.generation, self._growth))
 
     def _refuse(self, error: Exception) -> None:
         if not isinstance(error, Refusal):
@@ -471,6 +498,7 @@ class Core(Actor):
         counters = {name: (float(counts[name]), text) for name, text in _ENGINE_COUNTERS.items()}
         families = self.statistics.families(gauges, counters)
         families.append(_phase_family(self._phases()))
+        families += device_families(self.group.profiles, self.group.heartbeats, self.group.resolutions_by_rank)
         return [*families, *self.totals.families()]
 
     def _engine_counts(self) -> Counter[str]:

@@ -3,8 +3,9 @@
 import numpy as np
 
 from ..ipc.facts import QueueOrdering
-from ..ipc.frontend_messages import EngineLimits, FailKind, FinishReason, OutputColumns
+from ..ipc.frontend_messages import FailKind, FinishReason, OutputColumns
 from ..ipc.plan import StepPlan, StepResult
+from ..ipc.server_info import EngineLimits
 from ..ipc.worker_messages import StepError, StepErrorKind
 from .block_pool import BlockPool
 from .commit import Committer, Failure, News

@@ -19,9 +19,9 @@ from ..ipc.channel import RouterChannel
 from ..ipc.conditions import Oversized
 from ..ipc.configuration import CoreConfiguration
 from ..ipc.facts import Decision, DeviceProfile, ModelFacts, Phase, Resolution
-from ..ipc.frontend_messages import EngineLimits
 from ..ipc.plan import RingKind, StepPlan, StepResult, TokenMasks
 from ..ipc.ring import RingReader, RingWriter
+from ..ipc.server_info import EngineLimits
 from ..ipc.worker_messages import (
     FROM_WORKER,
     STEP_ERROR,
@@ -307,6 +307,11 @@ class WorkerGroup:
         if 0 in self._ready:
             return self._ready[0].resolutions
         return self._loaded[0].resolutions if 0 in self._loaded else ()
+
+    @property
+    def resolutions_by_rank(self) -> dict[int, tuple[Resolution, ...]]:
+        """Every rank's kernels: they may differ where one rank's were demoted."""
+        return {rank: ready.resolutions for rank, ready in sorted(self._ready.items())}
 
     @property
     def decisions(self) -> tuple[Decision, ...]:

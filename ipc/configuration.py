@@ -1,5 +1,7 @@
 """What each process is told at birth: frozen slices of the options. First message on the control link."""
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 from .facts import AttentionStrategy, Phase, QueueOrdering
@@ -39,6 +41,28 @@ class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
     collective_timeout_s: float = 120.0
 
 
+class Task(StrEnum):
+    """What an inspection looks at."""
+
+    PROBE = "probe"
+    DOCTOR = "doctor"
+    DIAGNOSE = "diagnose"
+    KERNELS_LIST = "kernels list"
+    KERNELS_MATRIX = "kernels matrix"
+    KERNELS_CHECK = "kernels check"
+
+
+class InspectionConfiguration(Struct, frozen=True, kw_only=True, tag="inspection"):
+    """A worker process that looks at this machine instead of serving. `tests` names some of the task's parts; empty
+    is all of them.
+    """
+
+    task: Task
+    worker: WorkerConfiguration
+    has_model: bool = False
+    tests: tuple[str, ...] = ()
+
+
 class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
     """The engine core. None means: decide from facts. With `explain` it tells what it settled, and starts nothing."""
 
@@ -66,6 +90,9 @@ class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
     stall_limit_s: float = 20.0
     seed: int = 0
     idle_canary_s: float = 30.0
+    memory_growth_limit_bytes: int | None = None
+    growth_settling_s: float = 60.0
+    drain_timeout_s: float = 30.0
     phases: tuple[Phase, ...] = ()  # of the start so far, for /v1/server_info
 
 
@@ -118,4 +145,4 @@ class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):
     trust_request_templates: bool = False
 
 
-Configuration = WorkerConfiguration | CoreConfiguration | FrontendConfiguration
+Configuration = WorkerConfiguration | InspectionConfiguration | CoreConfiguration | FrontendConfiguration

@@ -6,8 +6,9 @@ order that the message's docstring gives.
 
 from .configuration import Configuration
 from .facts import Phase
-from .frontend_messages import ServerInfo
+from .inspection import FromInspection
 from .messages import Decoder, Message
+from .server_info import ServerInfo
 
 
 class Begin(Message, frozen=True, tag="begin"):
@@ -134,7 +135,9 @@ class GroupFault(Message, frozen=True, tag="group_fault"):
 
 
 ToChild = Begin | Attach | ModelKnown | PhaseNotice | CoreStarted | CoreLost | FrontendLost | WorkersLost | Drain | Stop
-FromChild = PhaseReport | Listening | Ready | Explained | Drained | Refused | Fault | GroupFault | Pulse
+FromChild = (
+    PhaseReport | Listening | Ready | Explained | Drained | Refused | Fault | GroupFault | Pulse | FromInspection
+)
 
 TO_CHILD: Decoder[ToChild] = Decoder(ToChild)
 FROM_CHILD: Decoder[FromChild] = Decoder(FromChild)

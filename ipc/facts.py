@@ -165,7 +165,11 @@ class MemoryFacts(Struct, frozen=True, kw_only=True):
 
 
 class DeviceHealth(Struct, frozen=True, kw_only=True):
-    """What a live device reports. Clocks in MHz, power in W, temperature in degrees C, utilisations 0..1."""
+    """What a live device reports. Clocks in MHz, power in W, temperature in degrees C, utilisations 0..1.
+
+    `throttle_reasons` are the driver's words for why clocks are held down now; `errors` what has gone wrong since it
+    started. `on_battery` is the machine's.
+    """
 
     clocks: dict[str, float] = {}
     power: float | None = None
@@ -173,6 +177,9 @@ class DeviceHealth(Struct, frozen=True, kw_only=True):
     compute_utilization: float | None = None
     memory_utilization: float | None = None
     errors: tuple[str, ...] = ()
+    throttle_reasons: tuple[str, ...] = ()
+    on_battery: bool | None = None
+    memory: MemoryFacts | None = None
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):

@@ -4,13 +4,12 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 
 from .columns import Column, Columns, ColumnSchema
-from .facts import Decision, DeviceProfile, ModelFacts, Phase, Resolution
 from .messages import Decoder, Message
 from .metrics import MetricFamily
 from .sampling import Grammar, Pooling, Sampling
+from .server_info import EngineLimits, ServerInfo
 
 
 class FinishReason(IntEnum):
@@ -107,18 +106,6 @@ class ResetPrefixCache(Message, frozen=True, tag="reset_prefix_cache"):
     query_id: int
 
 
-class EngineLimits(Struct, frozen=True, kw_only=True):
-    """What a request may ask of the running engine."""
-
-    max_model_len: int
-    vocab_size: int
-    max_num_seqs: int
-    num_blocks: int
-    block_size: int
-    dtype: str
-    pooling: str | None = None
-
-
 class EngineState(Message, frozen=True, tag="engine_state"):
     """The core's word on itself: once a second, and at every change. Its age says whether the core lives.
 
@@ -162,19 +149,6 @@ class MetricsReply(Message, frozen=True, tag="metrics_reply"):
 
     query_id: int
     families: tuple[MetricFamily, ...]
-
-
-class ServerInfo(Struct, frozen=True, kw_only=True):
-    """What the engine settled on and why."""
-
-    generation: int
-    model: ModelFacts | None = None
-    limits: EngineLimits | None = None
-    devices: tuple[DeviceProfile, ...] = ()
-    kernels: tuple[Resolution, ...] = ()
-    decisions: tuple[Decision, ...] = ()
-    memory: dict[str, int] = {}
-    phases: tuple[Phase, ...] = ()
 
 
 class InfoReply(Message, frozen=True, tag="info_reply"):

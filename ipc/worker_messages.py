@@ -54,12 +54,12 @@ class WorkerHello(Message, frozen=True, tag="worker_hello"):
     pid: int
     profile: DeviceProfile
     model: ModelFacts
-    memory: MemoryFacts | None = None
-    spendable_bytes: int | None = None
-    kv_limit_bytes: int | None = None
     decisions: tuple[Decision, ...] = ()
     settled: Settled | None = None
     num_blocks: int | None = None
+    memory: MemoryFacts | None = None
+    spendable_bytes: int | None = None
+    kv_limit_bytes: int | None = None
 
 
 class Negotiated(Message, frozen=True, tag="negotiated"):

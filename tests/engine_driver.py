@@ -20,9 +20,10 @@ from trimaran.engine_core.engine import Engine
 from trimaran.engine_core.request import Request
 from trimaran.engine_core.scheduler import FIRST_HORIZON
 from trimaran.engine_core.statistics import Statistics
-from trimaran.ipc.frontend_messages import EngineLimits, FinishReason, OutputColumns, Submit
+from trimaran.ipc.frontend_messages import FinishReason, OutputColumns, Submit
 from trimaran.ipc.plan import StepPlan, StepResult
 from trimaran.ipc.sampling import Sampling
+from trimaran.ipc.server_info import EngineLimits
 
 OWNER = 1
 STEP_S = 0.01  # how far the engine's clock moves per step

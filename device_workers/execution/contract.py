@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from ...ipc.facts import Decision, DeviceProfile, MemoryFacts, ModelFacts, Resolution
+from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, MemoryFacts, ModelFacts, Resolution
 from ...ipc.plan import StepPlan, StepResult, TokenMasks
 from ...ipc.worker_messages import Settled
 from .progress import Progress
@@ -65,6 +65,10 @@ class StepEngine(Protocol):
 
     def sample(self, masks: TokenMasks | None) -> StepResult:
         """Tokens of the plan given to `forward` last."""
+        ...
+
+    def health(self) -> DeviceHealth:
+        """How the device is. May be called from any thread, at any time; touches nothing that steps use."""
         ...
 
     def drop_rows(self) -> None:

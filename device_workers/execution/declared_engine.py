@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...ipc.facts import Decision, DeviceProfile, MemoryFacts, ModelFacts, Resolution
+from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, MemoryFacts, ModelFacts, Resolution
 from ...ipc.plan import StepPlan, StepResult, TokenMasks
 from ...ipc.worker_messages import Settled
 from ..memory.memory_plan import plan_memory, plan_spending
@@ -96,6 +96,9 @@ class DeclaredEngine:
 
     def sample(self, masks: TokenMasks | None) -> StepResult:
         raise AssertionError("nothing runs on a declared device")
+
+    def health(self) -> DeviceHealth:
+        return DeviceHealth()
 
     def drop_rows(self) -> None:
         return None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...ipc.facts import Decision, DeviceProfile, ModelFacts, Resolution
+from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, ModelFacts, Resolution
 from ...ipc.plan import ResultFlag, StepPlan, StepResult, TokenMasks, WorkFlag, hash_tokens
 from ...ipc.worker_messages import Settled
 from ...kernels.implementation import Communicator, Kernel, Services
@@ -324,6 +324,9 @@ class TensorEngine:
             self.progress.bump()
             tokens = torch.from_numpy(targets[part].astype(np.int64)).to(self._device)
             yield self._sampler.logprobs(logits, tokens, num_top[part])
+
+    def health(self) -> DeviceHealth:
+        return self._parts.backend.health()
 
     def drop_rows(self) -> None:
         self._table.clear()

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ...ipc.conditions import Refusal, StepFailed
-from ...ipc.facts import Decision, DeviceProfile, ModelFacts
+from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, ModelFacts
 from ...ipc.plan import StepPlan, StepResult, TokenMasks
 from ...ipc.worker_messages import Settled
 from ..execution.contract import LoadFacts, OnFraction, Spending
@@ -250,6 +250,9 @@ class NullEngine:
         self.progress.end()
         result.seconds = np.array([0.0, time.monotonic() - self._began_s, 0.0, 0.0])
         return self._strike_after(result)
+
+    def health(self) -> DeviceHealth:
+        return self._backend.health()
 
     def drop_rows(self) -> None:
         self._model.drop_rows()

@@ -21,7 +21,6 @@ from ...ipc.control import PhaseNotice
 from ...ipc.frontend_messages import (
     TO_FRONTEND,
     Abort,
-    EngineLimits,
     EngineState,
     Failed,
     FailKind,
@@ -36,11 +35,11 @@ from ...ipc.frontend_messages import (
     Rejected,
     Report,
     ResetPrefixCache,
-    ServerInfo,
     Submit,
     ToFrontend,
 )
 from ...ipc.metrics import MetricFamily
+from ...ipc.server_info import EngineLimits, ServerInfo
 from ..text.model_text import ModelText
 from .generation import Generation, GenerationListener, GenerationRequest
 from .output_reader import read_outputs

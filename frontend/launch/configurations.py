@@ -98,6 +98,8 @@ def core_configuration(
         max_queued_tokens=_settled(options.max_queued_tokens),
         stall_limit_s=options.stall_limit,
         seed=options.seed,
+        memory_growth_limit_bytes=_settled(options.memory_growth_limit),
+        drain_timeout_s=options.drain_timeout,
         phases=phases,
     )
 

@@ -11,7 +11,7 @@ import msgspec
 
 from ...ipc.conditions import Refusal, TrimaranError
 from ...ipc.facts import Decision, Resolution
-from ...ipc.frontend_messages import ServerInfo
+from ...ipc.server_info import ServerInfo
 from .options import OptionError, Options, inherited_environment, read_options
 from .progress import SilentProgress
 from .supervisor import Supervisor

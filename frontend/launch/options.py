@@ -228,6 +228,14 @@ class Options(Struct, frozen=True, kw_only=True):
     start_timeout: Annotated[
         float, About("Life cycle", Number(1, unit="seconds"), "a start that takes longer is ended with its cause")
     ] = 1800.0
+    memory_growth_limit: Annotated[
+        int | Auto,
+        About(
+            "Life cycle",
+            Integer(1 << 20, words=(AUTO,)),
+            "bytes a worker may grow by before it is restarted in order; auto is no limit",
+        ),
+    ] = AUTO
     max_restarts: Annotated[
         int, About("Life cycle", Integer(0, 1000), "restarts in a row of a part that dies, before giving up")
     ] = 5

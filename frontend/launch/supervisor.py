@@ -42,7 +42,7 @@ from ...ipc.control import (
     WorkersLost,
 )
 from ...ipc.facts import Phase
-from ...ipc.frontend_messages import ServerInfo
+from ...ipc.server_info import ServerInfo
 from .children import Child, child_environment, module_command
 from .configurations import Birth, core_configuration, frontend_configuration, worker_configuration
 from .model_fetch import Fetching, Model, bring

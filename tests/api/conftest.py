@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from trimaran.frontend.text.model_text import ModelText
-from trimaran.ipc.frontend_messages import EngineLimits
+from trimaran.ipc.server_info import EngineLimits
 from trimaran.tests.api.fake_core import FakeCore, echo
 from trimaran.tests.api.frontend_process import FrontendProcess
 from trimaran.tests.pure import vocabularies

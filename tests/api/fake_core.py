@@ -15,7 +15,6 @@ from trimaran.ipc.channel import RouterChannel, ipc_address
 from trimaran.ipc.frontend_messages import (
     TO_CORE,
     Abort,
-    EngineLimits,
     EngineState,
     Failed,
     FailKind,
@@ -31,11 +30,11 @@ from trimaran.ipc.frontend_messages import (
     Rejected,
     RejectKind,
     Report,
-    ServerInfo,
     Submit,
     ToCore,
 )
 from trimaran.ipc.metrics import MetricFamily, MetricKind, Sample
+from trimaran.ipc.server_info import EngineLimits, ServerInfo
 
 Script = Callable[[Submit, list[int], int], list[int]]
 

@@ -7,9 +7,9 @@ import numpy as np
 from trimaran.engine_core.engine import Engine
 from trimaran.engine_core.request import Request
 from trimaran.engine_core.statistics import Statistics
-from trimaran.ipc.frontend_messages import EngineLimits
 from trimaran.ipc.plan import StepPlan
 from trimaran.ipc.sampling import Sampling
+from trimaran.ipc.server_info import EngineLimits
 from trimaran.tests.pure.oracle_worker import OracleWorker
 
 VOCAB = 1009

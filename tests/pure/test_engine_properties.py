@@ -12,9 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from trimaran.engine_core.engine import Engine
 from trimaran.engine_core.request import Request
 from trimaran.engine_core.statistics import Statistics
-from trimaran.ipc.frontend_messages import EngineLimits, FailKind, FinishReason, OutputColumns
+from trimaran.ipc.frontend_messages import FailKind, FinishReason, OutputColumns
 from trimaran.ipc.plan import StepPlan
 from trimaran.ipc.sampling import Sampling
+from trimaran.ipc.server_info import EngineLimits
 from trimaran.ipc.worker_messages import StepError, StepErrorKind
 from trimaran.tests.pure.oracle_worker import OracleWorker, expected_tokens
 

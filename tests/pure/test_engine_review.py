@@ -17,10 +17,11 @@ from trimaran.engine_core.scheduler import CALM_STEPS, MAX_BYPASSED
 from trimaran.engine_core.worker_group import WorkerGroup
 from trimaran.ipc.configuration import CoreConfiguration
 from trimaran.ipc.control import FROM_CHILD, Attach, GroupFault, WorkersLost
-from trimaran.ipc.frontend_messages import EngineLimits, Report
+from trimaran.ipc.frontend_messages import Report
 from trimaran.ipc.metrics import MetricFamily, MetricKind, Sample
 from trimaran.ipc.process import ControlLink
 from trimaran.ipc.ring import RingWriter, create_doorbell, create_ring
+from trimaran.ipc.server_info import EngineLimits
 from trimaran.ipc.worker_messages import Heartbeat, StepError, StepErrorKind
 from trimaran.tests.pure.lockstep import Lockstep, words
 

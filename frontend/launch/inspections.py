@@ -1,0 +1,110 @@
+"""A worker process that looks at this machine for a command, and what it says."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ...ipc.actor import Actor
+from ...ipc.conditions import Refusal, TrimaranError
+from ...ipc.configuration import InspectionConfiguration, Task
+from ...ipc.control import Begin, FromChild, PhaseReport, Refused
+from ...ipc.facts import Phase
+from ...ipc.inspection import Inspected
+from .children import Child, child_environment, module_command
+from .configurations import Birth, worker_configuration
+from .options import Options, inherited_environment
+
+
+class InspectionFailed(TrimaranError):
+    """The process that looked at the machine ended without finishing; the text is its cause."""
+
+
+class Inspection(Actor):
+    """One run. `tell` hears each message, `on_phase` its progress; both on the loop of `run`."""
+
+    def __init__(
+        self,
+        options: Options,
+        task: Task,
+        tell: Callable[[FromChild], None],
+        *,
+        model: Path | None = None,
+        tests: tuple[str, ...] = (),
+        on_phase: Callable[[Phase], None] = lambda phase: None,
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        super().__init__()
+        self._options = options
+        self._task = task
+        self._tell = tell
+        self._model = model
+        self._tests = tests
+        self._on_phase = on_phase
+        self._on_line = on_line
+        self._failure: TrimaranError | None = None
+        self._is_done = False
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Returns when all is told. Raises Refusal or InspectionFailed."""
+        await super().run()
+        if self._failure is not None:
+            raise self._failure
+
+    async def open(self) -> None:
+        options = self._options
+        self._death_pipe = os.pipe()
+        num_threads = len(os.sched_getaffinity(0)) if options.worker_threads == "auto" else options.worker_threads
+        birth = Birth(
+            run_directory=options.run_parent(),
+            core_frontends="",
+            core_workers="",
+            num_frontends=0,
+            served_model_name="",
+            port=0,
+        )
+        worker = worker_configuration(
+            options, birth, model=self._model or Path(), rank=0, generation=1, num_threads=num_threads
+        )
+        environment = child_environment(inherited_environment(), num_threads=num_threads, cache=options.cache_folder())
+        self._child = Child(
+            "inspection",
+            module_command("device_workers.process"),
+            environment=environment,
+            death_pipe=self._death_pipe[0],
+            listener=self,
+        )
+        configuration = InspectionConfiguration(
+            task=self._task, worker=worker, has_model=self._model is not None, tests=self._tests
+        )
+        self._child.send(Begin(configuration))
+
+    async def close(self) -> None:
+        self._child.kill()
+        await self._ended.wait()
+        for descriptor in self._death_pipe:
+            os.close(descriptor)
+
+    def heard(self, child: Child, message: FromChild) -> None:
+        match message:
+            case PhaseReport():
+                self._on_phase(message.phase)
+            case Refused():
+                self._failure = Refusal(message.text)
+                self.stop()
+            case Inspected():
+                self._is_done = True
+                self._tell(message)
+                self.stop()
+            case _:
+                self._tell(message)
+
+    def printed(self, child: Child, line: str) -> None:
+        self._on_line(line)
+
+    def ended(self, child: Child) -> None:
+        if not self._is_done and self._failure is None:
+            self._failure = InspectionFailed(child.cause())
+        self._ended.set()
+        self.stop()
