@@ -309,6 +309,8 @@ def _max_num_seqs(asked: CoreConfiguration, model: ModelFacts, profile: DevicePr
         if value * model.step_bytes_per_row > _step_share(room, model):
             value = _floor_power(max(_step_share(room, model) // model.step_bytes_per_row, 1))
             reason = f"their logits take {_gib(value * model.step_bytes_per_row)} of the memory left by the weights"
+    if asked.max_batched_tokens is not None and asked.max_batched_tokens < value:
+        value, reason = asked.max_batched_tokens, "each running sequence needs one of --max-batched-tokens"
     return Decision(name=name, value=str(value), reason=reason)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from trimaran.engine_core.engine import Engine
 from trimaran.engine_core.request import Request
 from trimaran.engine_core.statistics import Statistics
+from trimaran.ipc.facts import QueueOrdering
 from trimaran.ipc.plan import StepPlan
 from trimaran.ipc.sampling import Sampling
 from trimaran.ipc.server_info import EngineLimits
@@ -29,6 +30,8 @@ class Lockstep:
         prefix_caching: bool = True,
         step_s: float = 0.01,
         token_s: float = 0.0,
+        max_chunk_tokens: int = 0,
+        ordering: QueueOrdering = QueueOrdering.ARRIVAL,
     ) -> None:
         self.limits = EngineLimits(
             max_model_len=max_model_len,
@@ -39,7 +42,12 @@ class Lockstep:
             dtype="float32",
         )
         self.engine = Engine(
-            self.limits, max_batched_tokens=budget, prefix_caching=prefix_caching, statistics=Statistics()
+            self.limits,
+            max_batched_tokens=budget,
+            max_chunk_tokens=max_chunk_tokens,
+            ordering=ordering,
+            prefix_caching=prefix_caching,
+            statistics=Statistics(),
         )
         self.worker = OracleWorker(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB)
         self.step_s, self.token_s = step_s, token_s
