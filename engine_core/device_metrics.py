@@ -57,11 +57,11 @@ def _health(health: Mapping[int, DeviceHealth]) -> list[MetricFamily]:
     ]
     return [
         _family("device_clock_mhz", "Clocks of each device", clocks),
-        _family("device_power_watts", "Power drawn", _each(health, {rank: h.power for rank, h in health.items()})),
+        _family("device_power_watts", "Power drawn", _each({rank: found.power for rank, found in health.items()})),
         _family(
             "device_temperature_celsius",
             "Temperature",
-            _each(health, {rank: h.temperature for rank, h in health.items()}),
+            _each({rank: found.temperature for rank, found in health.items()}),
         ),
         _family("device_utilization_ratio", "Share of time in which a part of the device worked", utilizations),
         _family("device_memory_bytes", "Device memory", memory),
