@@ -6,9 +6,9 @@ Importing this file imports no torch: each loader does its imports when called.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..ipc.facts import DeviceProfile, Feature, Problem
+from ..ipc.facts import AttentionStrategy, DeviceProfile, Feature, Problem
 from .implementation import (
     DeclaredImplementation,
     FunctionKernel,
@@ -18,6 +18,7 @@ from .implementation import (
     Loader,
     Services,
 )
+from .in_triton.configurations import configuration
 
 if TYPE_CHECKING:
     from .in_cpp.library import Library
@@ -81,6 +82,87 @@ def _cpp_sample(profile: DeviceProfile, problem: Problem, services: Services) ->
     from .in_cpp.launches import CppSample
 
     return CppSample(_library(services))
+
+
+def _triton_embed(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.embed import TritonEmbed
+
+    return TritonEmbed(configuration("embed", profile.capability))
+
+
+def _triton_rms_norm(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.norms import TritonRmsNorm
+
+    return TritonRmsNorm(configuration("rms_norm", profile.capability))
+
+
+def _triton_fused_add_rms_norm(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.norms import TritonFusedAddRmsNorm
+
+    return TritonFusedAddRmsNorm(configuration("rms_norm", profile.capability))
+
+
+def _triton_rotary_and_kv_write(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.rotary import TritonRotaryAndKvWrite
+
+    return TritonRotaryAndKvWrite(configuration("rotary_and_kv_write", profile.capability))
+
+
+def _triton_silu_and_mul(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.activation import TritonSiluAndMul
+
+    return TritonSiluAndMul(configuration("silu_and_mul", profile.capability))
+
+
+def _triton_paged_attention_tiled(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.paged_attention import TritonPagedAttentionTiled
+
+    chosen = configuration("paged_attention_tiled", profile.capability)
+    return TritonPagedAttentionTiled(chosen, profile, problem, services.device)
+
+
+def _triton_paged_attention_bulk(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.paged_attention import TritonPagedAttentionBulk
+
+    chosen = configuration("paged_attention_bulk", profile.capability)
+    return TritonPagedAttentionBulk(chosen, profile, problem, services.device)
+
+
+def _triton_paged_attention_lean(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.paged_attention import TritonPagedAttentionLean
+
+    chosen = configuration("paged_attention_lean", profile.capability)
+    return TritonPagedAttentionLean(chosen, profile, problem, services.device)
+
+
+def _triton_greedy_sample(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.sampling import TritonGreedySample
+
+    return TritonGreedySample(configuration("greedy_sample", profile.capability), problem, services.device)
+
+
+def _triton_sample(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.sampling import TritonSample
+
+    return TritonSample(configuration("sample", profile.capability))
+
+
+def _triton_apply_penalties(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.penalties import TritonApplyPenalties
+
+    return TritonApplyPenalties(configuration("apply_penalties", profile.capability))
+
+
+def _triton_token_logprobs(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.logprobs import TritonTokenLogprobs
+
+    return TritonTokenLogprobs(configuration("token_logprobs", profile.capability))
+
+
+def _triton_quantize_fp8(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.quantize_fp8 import TritonQuantizeFp8
+
+    return TritonQuantizeFp8(configuration("quantize_fp8", profile.capability))
 
 
 def _gathered_attention(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
@@ -155,17 +237,20 @@ def _plain_token_logprobs(profile: DeviceProfile, problem: Problem, services: Se
     return FunctionKernel(token_logprobs)
 
 
-_CPU_FLOATS = frozenset({"float32", "bfloat16", "float16"})
+def _plain_quantize_fp8(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .reference.quantize_fp8 import quantize_fp8
+
+    return FunctionKernel(quantize_fp8)
+
+
+_FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CppMetadata(KernelMetadata):
-    """What the C++ kernels ask beyond the usual: an even number of inputs of every weight, a cache of the model's
-    dtype.
-    """
+    """What the C++ kernels ask beyond the usual: an even number of inputs of every weight."""
 
     even_inputs: bool = False
-    same_kv_dtype: bool = False
 
     def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
         general = KernelMetadata.misfit(self, profile, problem)
@@ -173,8 +258,6 @@ class _CppMetadata(KernelMetadata):
             return general
         if self.even_inputs and any(size % 2 for size in _weight_inputs(problem)):
             return f"needs even numbers of inputs, weights have {sorted(_weight_inputs(problem))}"
-        if self.same_kv_dtype and problem.kv_dtype not in (None, problem.dtype):
-            return f"needs a cache of the model's dtype {problem.dtype}, not {problem.kv_dtype}"
         return None
 
 
@@ -182,43 +265,89 @@ def _weight_inputs(problem: Problem) -> set[int]:
     return {problem.hidden_size, problem.intermediate_size, problem.num_heads * problem.head_dim}
 
 
-def _cpp(
-    name: str, loader: Loader, *, even_inputs: bool = False, same_kv_dtype: bool = False
-) -> DeclaredImplementation:
+def _cpp(name: str, loader: Loader, **more: Any) -> DeclaredImplementation:
     metadata = _CppMetadata(
-        platforms=frozenset({"cpu"}),
-        features=frozenset({Feature.CPP_COMPILER}),
-        dtypes=_CPU_FLOATS,
-        even_inputs=even_inputs,
-        same_kv_dtype=same_kv_dtype,
+        platforms=frozenset({"cpu"}), features=frozenset({Feature.CPP_COMPILER}), dtypes=_FLOATS, **more
     )
     return DeclaredImplementation(name=f"cpp_{name}", kernel=name, loader=loader, metadata=metadata)
+
+
+_NEVER_ON = frozenset({"cpu", "null"})
+"""Triton has no compiler for processors."""
+
+
+def _triton(
+    name: str, loader: Loader, *, suffix: str = "", features: frozenset[Feature] = frozenset(), **more: Any
+) -> DeclaredImplementation:
+    metadata = KernelMetadata(
+        not_platforms=_NEVER_ON, features=frozenset({Feature.TRITON}) | features, dtypes=_FLOATS, **more
+    )
+    return DeclaredImplementation(name=f"triton_{name}{suffix}", kernel=name, loader=loader, metadata=metadata)
+
+
+def _triton_attention(loader: Loader, suffix: str, strategy: AttentionStrategy, **more: Any) -> DeclaredImplementation:
+    return _triton(
+        "paged_attention", loader, suffix=suffix, strategy=strategy, max_head_dim=256, same_kv_dtype=True, **more
+    )
 
 
 def _plain(name: str, loader: Loader) -> DeclaredImplementation:
     return DeclaredImplementation(name=f"plain_{name}", kernel=name, loader=loader)
 
 
+_GATHERED_ATTENTION = DeclaredImplementation(
+    name="gathered_attention",
+    kernel="paged_attention",
+    loader=_gathered_attention,
+    metadata=KernelMetadata(strategy=AttentionStrategy.PLAIN),
+)
+
 CATALOG: tuple[Implementation, ...] = (
     _cpp("embed", _cpp_embed),
+    _triton("embed", _triton_embed),
     _plain("embed", _plain_embed),
     _cpp("rms_norm", _cpp_rms_norm),
+    _triton("rms_norm", _triton_rms_norm),
     _plain("rms_norm", _plain_rms_norm),
     _cpp("fused_add_rms_norm", _cpp_fused_add_rms_norm),
+    _triton("fused_add_rms_norm", _triton_fused_add_rms_norm),
     _plain("fused_add_rms_norm", _plain_fused_add_rms_norm),
     _cpp("linear", _cpp_linear, even_inputs=True),
     _plain("linear", _plain_linear),
     _cpp("rotary_and_kv_write", _cpp_rotary_and_kv_write, same_kv_dtype=True),
+    _triton("rotary_and_kv_write", _triton_rotary_and_kv_write, kv_dtypes=_FLOATS, max_head_dim=512),
     _plain("rotary_and_kv_write", _plain_rotary_and_kv_write),
     _cpp("silu_and_mul", _cpp_silu_and_mul),
+    _triton("silu_and_mul", _triton_silu_and_mul),
     _plain("silu_and_mul", _plain_silu_and_mul),
-    _cpp("paged_attention", _cpp_paged_attention, same_kv_dtype=True),
-    DeclaredImplementation(name="gathered_attention", kernel="paged_attention", loader=_gathered_attention),
+    _cpp("paged_attention", _cpp_paged_attention, same_kv_dtype=True, strategy=AttentionStrategy.PLAIN),
+    _triton_attention(
+        _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=48 << 10
+    ),
+    _triton_attention(
+        _triton_paged_attention_bulk,
+        "_bulk",
+        AttentionStrategy.BULK_COPY,
+        features=frozenset({Feature.BULK_TENSOR_COPY}),
+        block_sizes=frozenset({16, 32, 64, 128}),
+        head_dim_multiple=8,
+        min_shared_memory_bytes=96 << 10,
+    ),
+    _triton_attention(
+        _triton_paged_attention_lean, "_lean", AttentionStrategy.LOW_OCCUPANCY, min_shared_memory_bytes=32 << 10
+    ),
+    _GATHERED_ATTENTION,
     _plain("paged_attention", _plain_paged_attention),
     _cpp("greedy_sample", _cpp_greedy_sample),
+    _triton("greedy_sample", _triton_greedy_sample),
     _plain("greedy_sample", _plain_greedy_sample),
     _cpp("sample", _cpp_sample),
+    _triton("sample", _triton_sample),
     _plain("sample", _plain_sample),
+    _triton("apply_penalties", _triton_apply_penalties),
     _plain("apply_penalties", _plain_apply_penalties),
+    _triton("token_logprobs", _triton_token_logprobs),
     _plain("token_logprobs", _plain_token_logprobs),
+    _triton("quantize_fp8", _triton_quantize_fp8, features=frozenset({Feature.FP8_E4M3})),
+    _plain("quantize_fp8", _plain_quantize_fp8),
 )

@@ -6,12 +6,12 @@ compute it. This file does not choose (`registry`), name (`catalog`) or check (`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..ipc.facts import DeviceProfile, Feature, Problem
+from ..ipc.facts import AttentionStrategy, DeviceProfile, Feature, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 class KernelMetadata:
     """What an implementation accepts. An empty set means any; sizes in elements.
 
-    `head_dim_multiple` is the divisor every head size must have; `max_head_dim` 0 means no limit.
+    `head_dim_multiple` is the divisor every head size must have; `max_head_dim` 0 means no limit. `not_platforms` are
+    those it never runs on; `not_offered` maps an architecture to the reason why it is not offered there.
+    `same_kv_dtype`: the cache must have the model's dtype. `min_shared_memory_bytes`: what one thread block takes.
+    `strategy`: the way of walking the cache that it follows; a problem that asks for it puts it first in its chain.
     """
 
     platforms: frozenset[str] = frozenset()
+    not_platforms: frozenset[str] = frozenset()
+    not_offered: Mapping[str, str] = field(default_factory=dict)
     dtypes: frozenset[str] = frozenset()
     kv_dtypes: frozenset[str] = frozenset()
     head_dim_multiple: int = 1
@@ -32,6 +37,9 @@ class KernelMetadata:
     block_sizes: frozenset[int] = frozenset()
     features: frozenset[Feature] = frozenset()
     min_compute_capability: str | None = None
+    same_kv_dtype: bool = False
+    min_shared_memory_bytes: int = 0
+    strategy: AttentionStrategy | None = None
 
     def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
         """None when it fits; otherwise the first reason why not."""
@@ -39,6 +47,7 @@ class KernelMetadata:
             _misfit_device(self, profile)
             or _misfit_choice("dtype", problem.dtype, self.dtypes)
             or _misfit_choice("kv dtype", problem.kv_dtype, self.kv_dtypes)
+            or _misfit_cache(self, problem)
             or _misfit_sizes(self, problem)
         )
 
@@ -46,12 +55,33 @@ class KernelMetadata:
 def _misfit_device(metadata: KernelMetadata, profile: DeviceProfile) -> str | None:
     if metadata.platforms and profile.platform not in metadata.platforms:
         return f"needs platform {_listed(metadata.platforms)}, device is on {profile.platform}"
+    if profile.platform in metadata.not_platforms:
+        return f"does not run on platform {profile.platform}"
+    return _misfit_capability(metadata, profile) or _misfit_architecture(metadata, profile)
+
+
+def _misfit_architecture(metadata: KernelMetadata, profile: DeviceProfile) -> str | None:
+    architecture = profile.capability.architecture
+    reason = metadata.not_offered.get(architecture)
+    return None if reason is None else f"not offered on {architecture}: {reason}"
+
+
+def _misfit_capability(metadata: KernelMetadata, profile: DeviceProfile) -> str | None:
     missing = metadata.features - profile.capability.features
     if missing:
         return f"needs {_listed(missing)}, which {profile.name} does not have"
     needed, has = metadata.min_compute_capability, profile.capability.compute_capability
     if needed is not None and (has is None or _version(has) < _version(needed)):
         return f"needs compute capability {needed}, device has {has or 'none'}"
+    shared, device_has = metadata.min_shared_memory_bytes, profile.capability.shared_memory_per_block_bytes
+    if device_has is not None and device_has < shared:
+        return f"needs {shared} bytes of shared memory per block, device has {device_has}"
+    return None
+
+
+def _misfit_cache(metadata: KernelMetadata, problem: Problem) -> str | None:
+    if metadata.same_kv_dtype and problem.kv_dtype not in (None, problem.dtype):
+        return f"needs a cache of the model's dtype {problem.dtype}, not {problem.kv_dtype}"
     return None
 
 
@@ -106,9 +136,10 @@ class Communicator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """What `load` may use: threads of one device, a directory for what it builds (None: nothing may be written),
-    the communicator, and where to leave a warning."""
+    """What `load` may use: the device by torch's name ("cuda:0"), threads of it, a directory for what it builds (None:
+    nothing may be written), the communicator, and where to leave a warning."""
 
+    device: str = "cpu"
     num_threads: int = 1
     cache_dir: Path | None = None
     communicator: Communicator | None = None

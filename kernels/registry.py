@@ -76,6 +76,13 @@ class Registry:
                 f"--without-kernel {name}: no such implementation; there are {', '.join(sorted(known))}"
             )
 
+    def order(self, kernel: str, problem: Problem) -> Sequence[Implementation]:
+        """The chain as this problem sees it: those that follow the attention strategy asked for go first."""
+        asked = problem.attention_strategy
+        if asked is None:
+            return self._chains[kernel]
+        return sorted(self._chains[kernel], key=lambda candidate: candidate.metadata.strategy is not asked)
+
     def resolve(
         self, kernel: str, profile: DeviceProfile, problem: Problem, choices: KernelChoices = NO_CHOICES
     ) -> Resolution:
@@ -128,7 +135,7 @@ class Registry:
     ) -> tuple[Implementation, Resolution]:
         pin = choices.pins.get(kernel)
         rejected: dict[str, str] = {}
-        for candidate in self._chains[kernel]:
+        for candidate in self.order(kernel, problem):
             if candidate.name in demoted:
                 continue
             reason = _rejection(candidate, profile, problem, choices, pin)

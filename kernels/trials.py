@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +33,15 @@ class Trial:
         return Trial(arguments=cloned, written=self.written, tolerance=self.tolerance)
 
 
-def make_trial(kernel: str, problem: Problem, device: torch.device | None = None) -> Trial:
-    """Raises KeyError for a kernel that has none."""
-    generator = torch.Generator().manual_seed(20_260_101)
-    trial = _MAKERS[kernel](problem, generator)
-    if device is None:
-        return trial
+def make_trials(kernel: str, problem: Problem, device: str = "cpu") -> tuple[Trial, ...]:
+    """One per way of calling the kernel that an implementation may treat apart. Raises KeyError for a kernel that has
+    none.
+    """
+    return tuple(_made(maker, problem, device) for maker in _MAKERS[kernel])
+
+
+def _made(maker: Callable[[Problem, torch.Generator], Trial], problem: Problem, device: str) -> Trial:
+    trial = maker(problem, torch.Generator().manual_seed(20_260_101))
     moved = tuple(a.to(device) if isinstance(a, torch.Tensor) else a for a in trial.arguments)
     return Trial(arguments=moved, written=trial.written, tolerance=trial.tolerance)
 
@@ -45,7 +49,7 @@ def make_trial(kernel: str, problem: Problem, device: torch.device | None = None
 def disagreement(kernel: str, ours: Trial, reference: Trial) -> str | None:
     """None when what two calls wrote agrees within the tolerance; else where and by how much it differs."""
     for index in ours.written:
-        got, expected = ours.arguments[index].double().cpu(), reference.arguments[index].double().cpu()
+        got, expected = (trial.arguments[index].cpu().double() for trial in (ours, reference))
         limit = ours.tolerance * max(1.0, float(expected[expected.isfinite()].abs().max()))
         same = torch.isclose(got, expected, rtol=0, atol=limit, equal_nan=True)
         if not bool(same.all()):
@@ -106,10 +110,33 @@ def _rotary_and_kv_write(problem: Problem, generator: torch.Generator) -> Trial:
     return Trial(arguments=arguments, written=(0, 5, 6), tolerance=_tolerance(problem))
 
 
-def _paged_attention(problem: Problem, generator: torch.Generator) -> Trial:
-    """A decode, a first chunk, a later chunk and a decode, over a shuffled block table; unused slots hold NaN."""
+def _rotary_without_norms(problem: Problem, generator: torch.Generator) -> Trial:
+    """As above, with neither norm."""
+    trial = _rotary_and_kv_write(problem, generator)
+    arguments = (*trial.arguments[:7], None, None, trial.arguments[9])
+    return Trial(arguments=arguments, written=trial.written, tolerance=trial.tolerance)
+
+
+def _mixed_attention(problem: Problem, generator: torch.Generator) -> Trial:
+    """A decode, a first chunk, a row that has nothing to do, a later chunk and a decode."""
+    return _paged_attention(problem, generator, (1, 21, 0, 18, 1), (45, 21, 3, 70, 1))
+
+
+def _decode_attention(problem: Problem, generator: torch.Generator) -> Trial:
+    """One token of each sequence, as in a step of decodes, and a row that has nothing to do."""
+    return _paged_attention(problem, generator, (1, 1, 0, 1), (1, 90, 2, 33))
+
+
+def _short_chunk_attention(problem: Problem, generator: torch.Generator) -> Trial:
+    """No more tokens than rows, though one sequence has three: padding of a recorded step looks like this."""
+    return _paged_attention(problem, generator, (0, 3, 1, 0, 0), (1, 19, 40, 1, 1))
+
+
+def _paged_attention(
+    problem: Problem, generator: torch.Generator, num_queries: tuple[int, ...], lengths: tuple[int, ...]
+) -> Trial:
+    """Over a shuffled block table; unused slots hold NaN."""
     dtype, block_size = DTYPES[problem.dtype], problem.block_size
-    num_queries, lengths = (1, 21, 18, 1), (45, 21, 70, 1)
     width = -(-max(lengths) // block_size) + 1
     num_blocks = len(lengths) * width + 1
     tables = torch.randperm(num_blocks, generator=generator)[: len(lengths) * width].view(len(lengths), width)
@@ -200,16 +227,28 @@ def _token_logprobs(problem: Problem, generator: torch.Generator) -> Trial:
     return Trial(arguments=arguments, written=(0, 1, 2, 3), tolerance=1e-5)
 
 
-_MAKERS: dict[str, Callable[[Problem, torch.Generator], Trial]] = {
-    "embed": _embed,
-    "rms_norm": _rms_norm,
-    "fused_add_rms_norm": _fused_add_rms_norm,
-    "silu_and_mul": _silu_and_mul,
-    "rotary_and_kv_write": _rotary_and_kv_write,
-    "paged_attention": _paged_attention,
-    "linear": _linear,
-    "greedy_sample": _greedy_sample,
-    "sample": _sample,
-    "apply_penalties": _apply_penalties,
-    "token_logprobs": _token_logprobs,
+def _quantize_fp8(problem: Problem, generator: torch.Generator, *, is_static: bool) -> Trial:
+    """Rows of unlike sizes, one of zeros, one beyond what a static scale reaches, one with a NaN. Exact."""
+    x = torch.randn(6, problem.hidden_size, generator=generator) * torch.logspace(-3, 3, 6).unsqueeze(1)
+    x[1] = 0.0
+    x[4, 3] = float("nan")
+    out = torch.empty(6, problem.hidden_size, dtype=torch.float8_e4m3fn)
+    scales = torch.full((1,), 0.037) if is_static else torch.empty(6)
+    arguments = (out, scales, x.to(DTYPES[problem.dtype]), is_static)
+    return Trial(arguments=arguments, written=(0,) if is_static else (0, 1), tolerance=0.0)
+
+
+_MAKERS: dict[str, tuple[Callable[[Problem, torch.Generator], Trial], ...]] = {
+    "embed": (_embed,),
+    "rms_norm": (_rms_norm,),
+    "fused_add_rms_norm": (_fused_add_rms_norm,),
+    "silu_and_mul": (_silu_and_mul,),
+    "rotary_and_kv_write": (_rotary_and_kv_write, _rotary_without_norms),
+    "paged_attention": (_mixed_attention, _decode_attention, _short_chunk_attention),
+    "linear": (_linear,),
+    "greedy_sample": (_greedy_sample,),
+    "sample": (_sample,),
+    "apply_penalties": (_apply_penalties,),
+    "token_logprobs": (_token_logprobs,),
+    "quantize_fp8": (partial(_quantize_fp8, is_static=False), partial(_quantize_fp8, is_static=True)),
 }

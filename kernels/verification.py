@@ -116,22 +116,24 @@ class Verifier:
         key = verdict_key(implementation.name, profile, problem)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = (
-                compare(implementation.kernel, kernel, reference.load(profile, problem, services), problem) or AGREES
-            )
+            expected = reference.load(profile, problem, services)
+            verdict = compare(implementation.kernel, kernel, expected, problem, services.device) or AGREES
             self._verdicts.put(key, verdict)
         return None if verdict == AGREES else verdict
 
 
-def compare(name: str, kernel: Kernel, reference: Kernel, problem: Problem) -> str | None:
-    """Run both on the kernel's trial. None when they agree."""
-    from .trials import disagreement, make_trial
+def compare(name: str, kernel: Kernel, reference: Kernel, problem: Problem, device: str = "cpu") -> str | None:
+    """Run both on the kernel's trials, on the device. None when they agree."""
+    from .trials import disagreement, make_trials
 
-    ours = make_trial(name, problem)
-    expected = ours.copy()
-    run_trial(name, kernel, ours.arguments)
-    run_trial(name, reference, expected.arguments)
-    return disagreement(name, ours, expected)
+    for ours in make_trials(name, problem, device):
+        expected = ours.copy()
+        run_trial(name, kernel, ours.arguments)
+        run_trial(name, reference, expected.arguments)
+        reason = disagreement(name, ours, expected)
+        if reason is not None:
+            return reason
+    return None
 
 
 def run_trial(name: str, kernel: Kernel, arguments: tuple[object, ...]) -> None:

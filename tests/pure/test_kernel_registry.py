@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trimaran.ipc.conditions import Refusal
-from trimaran.ipc.facts import DeviceCapability, DeviceProfile, Feature, Problem
+from trimaran.ipc.facts import AttentionStrategy, DeviceCapability, DeviceProfile, Feature, Problem
 from trimaran.kernels.catalog import CATALOG
 from trimaran.kernels.implementation import DeclaredImplementation, FunctionKernel, Kernel, KernelMetadata, Services
 from trimaran.kernels.registry import KernelChoices, Registry
@@ -45,6 +45,58 @@ def test_first_fit_with_the_reasons_of_those_before() -> None:
         "int8": "needs int8, which a CPU does not have",
         "elsewhere": "needs platform cuda, device is on cpu",
     }
+
+
+def test_what_a_device_must_have_and_where_one_is_not_offered() -> None:
+    from msgspec.structs import replace
+
+    chain = (
+        make("wide", min_shared_memory_bytes=96 << 10),
+        make("picky", not_offered={"x86_64": "its compiler fails there"}),
+        make("shy", not_platforms=frozenset({"cpu"})),
+        make("narrow", same_kv_dtype=True),
+        make("plain"),
+    )
+    profile = replace(CPU, capability=replace(CPU.capability, shared_memory_per_block_bytes=64 << 10))
+    resolution = Registry(chain).resolve("twist", profile, replace(PROBLEM, kv_dtype="fp8"))
+    assert resolution.chosen == "plain"
+    assert resolution.rejected == {
+        "wide": "needs 98304 bytes of shared memory per block, device has 65536",
+        "picky": "not offered on x86_64: its compiler fails there",
+        "shy": "does not run on platform cpu",
+        "narrow": "needs a cache of the model's dtype float32, not fp8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "order"),
+    [
+        (None, ["tiled", "bulk", "lean", "plain"]),
+        (AttentionStrategy.LOW_OCCUPANCY, ["lean", "tiled", "bulk", "plain"]),
+        (AttentionStrategy.BULK_COPY, ["bulk", "tiled", "lean", "plain"]),
+        (AttentionStrategy.PLAIN, ["tiled", "bulk", "lean", "plain"]),
+    ],
+)
+def test_the_strategy_asked_for_goes_first(asked: AttentionStrategy | None, order: list[str]) -> None:
+    """The others stay behind it in their order, so that it falls back like any other."""
+    from msgspec.structs import replace
+
+    chain = (
+        make("tiled", strategy=AttentionStrategy.TILED),
+        make("bulk", strategy=AttentionStrategy.BULK_COPY, platforms=frozenset({"cuda"})),
+        make("lean", strategy=AttentionStrategy.LOW_OCCUPANCY),
+        make("plain"),
+    )
+    registry = Registry(chain)
+    problem = replace(PROBLEM, attention_strategy=asked)
+    assert [implementation.name for implementation in registry.order("twist", problem)] == order
+    chosen = registry.resolve("twist", CPU, problem).chosen
+    assert chosen == ("lean" if order[0] == "lean" else "tiled")
+
+
+def test_the_catalog_offers_each_strategy() -> None:
+    by_strategy = {implementation.metadata.strategy for implementation in Registry(CATALOG).chain("paged_attention")}
+    assert by_strategy == {*AttentionStrategy, None}
 
 
 def test_one_that_fails_to_load_is_demoted() -> None:
