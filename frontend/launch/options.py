@@ -157,6 +157,14 @@ class Options(Struct, frozen=True, kw_only=True):
     ] = AUTO
 
     platform: Annotated[str, About("Device", PLATFORM, "vendor family; auto takes what is there")] = AUTO
+    device: Annotated[
+        tuple[str, ...],
+        About(
+            "Device",
+            Texts("indices or identifiers (UUIDs); repeat the flag, or separate by commas", splits=True),
+            "the devices to use, one per worker; else the first ones",
+        ),
+    ] = ()
     device_config: Annotated[
         str | None,
         About(
@@ -326,6 +334,14 @@ def _check_together(options: Options) -> None:
             f"--null-script is for the null platform, and --platform is {options.platform!r}. "
             "Use --platform null, or leave --null-script out."
         )
+    if options.device and len(options.device) != options.tensor_parallel:
+        raise OptionError(
+            f"--device names {len(options.device)} devices, and --tensor-parallel {options.tensor_parallel} uses "
+            f"{options.tensor_parallel}. Name as many as are used, or use --tensor-parallel {len(options.device)}."
+        )
+    twice = sorted({name for name in options.device if options.device.count(name) > 1})
+    if twice:
+        raise OptionError(f"--device names {', '.join(twice)} twice. Each worker needs a device of its own.")
     budget, sequences = options.max_batched_tokens, options.max_num_seqs
     if isinstance(budget, int) and isinstance(sequences, int) and budget < sequences:
         raise OptionError(
