@@ -6,6 +6,7 @@ together.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +27,18 @@ from .models.config import ModelConfig, read_config
 from .models.facts import KERNELS, kernel_problem, make_facts, num_sampled_ids
 from .models.sharding import Shard, make_shard
 from .platforms.contract import Backend, Clause, Platform, WorkerGroup
-from .platforms.detection import Detection, detect
-from .platforms.host import usable_cores
+from .platforms.detection import Detection, Wish, detect, platforms
+from .platforms.device_choice import DeviceWish, choose_device
+from .platforms.host import Host, usable_cores
+from .platforms.plugins import plugin_kernels
 
 if TYPE_CHECKING:
     from .weights.source import OnBytes, WeightSource
 
 OnPhase = Callable[[str], None]
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+log = logging.getLogger("trimaran.worker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ class Described:
 
 def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Described:
     """Detect the platform, read the model's configuration, check what was asked. Raises Refusal."""
-    detection = detect(configuration.platform)
+    detection = _detect(configuration, warn)
     profile = detection.platform.profile(_device_index(configuration, detection))
     config = shard = None
     if detection.platform.computes:
@@ -73,13 +78,27 @@ def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) ->
     )
 
 
+def _detect(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Detection:
+    """The story of the choice goes to the log, whatever it is."""
+    wish = Wish(
+        platform=configuration.platform,
+        by_device=configuration.device is not None,
+        num_ranks=configuration.num_ranks,
+    )
+    detection = detect(wish=wish, candidates=platforms(Host(variables=configuration.visibility)))
+    for line in detection.lines():
+        log.info("%s", line)
+    if detection.warning is not None:
+        warn(detection.warning)
+    return detection
+
+
 def _device_index(configuration: WorkerConfiguration, detection: Detection) -> int:
     """The device asked for; else one per rank, counting round where ranks share the only device (CPU, null)."""
-    if configuration.device_index is not None:
-        if configuration.device_index >= len(detection.devices):
-            raise Refusal(f"there is no device {configuration.device_index}; there are {len(detection.devices)}")
-        return configuration.device_index
-    return configuration.rank % len(detection.devices)
+    wish = DeviceWish(rank=configuration.rank, num_ranks=configuration.num_ranks, device=configuration.device)
+    chosen = choose_device(detection.platform, detection.devices, wish, log.info)
+    log.info("uses %s", chosen)
+    return chosen.index
 
 
 def _check_load_format(load_format: str) -> None:
@@ -88,9 +107,11 @@ def _check_load_format(load_format: str) -> None:
 
 
 def _registry(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Registry:
+    """Kernels of other packages go ahead of ours in their chains; the last link of each stays ours."""
     plain = Registry(CATALOG)
     references = {kernel: plain.chain(kernel)[-1] for kernel in plain.kernels}
-    return Registry(CATALOG, Verifier(references, VerdictCache(Path(configuration.cache_directory), warn)))
+    catalog = (*plugin_kernels(plain.kernels, warn), *CATALOG)
+    return Registry(catalog, Verifier(references, VerdictCache(Path(configuration.cache_directory), warn)))
 
 
 def open_engine(
@@ -230,7 +251,8 @@ def _settle_dtype(
     cached = DtypeMeasurements(services.cache_dir, described.profile, described.num_threads, services.warn)
     seconds = cached.read()
     missing = [dtype for dtype in candidates(config.dtype) if dtype not in seconds]
-    if missing and configuration.num_ranks == 1:
+    is_worth_it = described.profile.platform == "cpu"  # accelerators compute half precision faster, all of them
+    if missing and configuration.num_ranks == 1 and is_worth_it:
         on_phase("dtype measurement")
         seconds |= {dtype: _measured(described, dtype, services) for dtype in missing}
         cached.write(seconds)

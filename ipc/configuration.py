@@ -10,7 +10,11 @@ HANG_FACTOR = 6  # what has got nowhere for this many stall limits is killed and
 
 
 class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
-    """One device worker. `core_address` is a ZeroMQ endpoint; the rings ride along (see control.Attach)."""
+    """One device worker. `core_address` is a ZeroMQ endpoint; the rings ride along (see control.Attach).
+
+    `device` is what the user named for this rank: an index or an identifier. `visibility` holds the environment
+    variables by which a vendor's driver hides devices from this worker.
+    """
 
     rank: int
     num_ranks: int
@@ -20,7 +24,8 @@ class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
     cache_directory: str
     model: str
     platform: str | None = None
-    device_index: int | None = None
+    device: str | None = None
+    visibility: dict[str, str] = {}
     device_config: str | None = None
     allow_mismatch: bool = False
     dtype: str = "auto"

@@ -19,6 +19,7 @@ class Provenance(StrEnum):
 class Feature(StrEnum):
     """Something a device can or cannot do, which a kernel's match may test."""
 
+    FP64 = "fp64"
     FP16 = "fp16"
     BF16 = "bf16"
     FP8_E4M3 = "fp8_e4m3"
@@ -156,12 +157,18 @@ class Resolution(Struct, frozen=True, kw_only=True):
 
 
 class MemoryFacts(Struct, frozen=True, kw_only=True):
-    """Memory of one device, in bytes. `holders` maps "pid name" to bytes of other processes, where readable."""
+    """Memory of one device, in bytes, as read at one moment.
+
+    `holders` maps "pid name" to bytes of other processes, where readable. `by_kind` splits what this process holds
+    ("device", "pinned_host"). `fragment_bytes` is held by this process's allocator but by no tensor.
+    """
 
     total_bytes: int
     free_bytes: int
     ours_bytes: int
     holders: dict[str, int] = {}
+    by_kind: dict[str, int] = {}
+    fragment_bytes: int | None = None
 
 
 class DeviceHealth(Struct, frozen=True, kw_only=True):

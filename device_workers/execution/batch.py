@@ -14,6 +14,7 @@ import torch
 from ...ipc.plan import StepPlan, WorkFlag
 from ..memory.staging import Staging
 from ..models.decoder import StepTensors
+from ..platforms.contract import Backend
 from .row_table import RowTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,9 +42,7 @@ class Batch:
 class BatchBuilder:
     """Owns the step's input buffers. A batch is valid until the next `build`."""
 
-    def __init__(
-        self, max_tokens: int, max_sequences: int, max_blocks: int, block_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, max_tokens: int, max_sequences: int, max_blocks: int, block_size: int, backend: Backend) -> None:
         self._block_size = block_size
         self._max_tokens, self._max_sequences = max_tokens, max_sequences
         self._staging = Staging(
@@ -55,7 +54,7 @@ class BatchBuilder:
                 "kv_lengths": (max_sequences,),
                 "block_tables": (max_sequences, max_blocks),
             },
-            device,
+            backend,
         )
 
     @property
@@ -68,6 +67,7 @@ class BatchBuilder:
         ends = np.cumsum(counts)
         num_tokens, num_sequences = int(ends[-1]) if len(ends) else 0, len(rows)
         assert num_tokens <= self._max_tokens and num_sequences <= self._max_sequences, (num_tokens, num_sequences)
+        self._staging.begin()
         host = self._staging.host
         item_of_token = np.repeat(np.arange(num_sequences), counts)
         positions = np.arange(num_tokens) - (ends - counts)[item_of_token] + starts[item_of_token]
@@ -94,6 +94,7 @@ class BatchBuilder:
 
     def idle(self, num_tokens: int, max_sequences: int) -> StepTensors:
         """Inputs of a step that touches no cache slot: sequences of one token each, as many as there may be."""
+        self._staging.begin()
         num_sequences, host = min(num_tokens, max_sequences), self._staging.host
         num_tokens = num_sequences
         host["token_ids"][:num_tokens] = 0

@@ -61,7 +61,11 @@ class Sampled:
 class Sampler:
     """Stateless but for the penalty table."""
 
-    def __init__(self, kernels: SamplerKernels, penalties: PenaltyTable, vocab_size: int) -> None:
+    def __init__(
+        self, kernels: SamplerKernels, penalties: PenaltyTable, vocab_size: int, *, draws_on_device: bool
+    ) -> None:
+        """Draws are defined in float64; where the device has none (`draws_on_device` False) the host draws."""
+        self._draws_on_device = draws_on_device
         self._kernels = kernels
         self._penalties = penalties
         self._vocab_size = vocab_size
@@ -72,9 +76,10 @@ class Sampler:
         """`lengths` counts each sequence's tokens so far: the position of the one drawn now. Changes the logits."""
         flags = table.columns["flags"][rows]
         wants_logprobs = np.nonzero(flags & RowFlag.LOGPROBS)[0]
-        raw = logits_SV[torch.from_numpy(wants_logprobs)] if len(wants_logprobs) else None
+        device = logits_SV.device
+        raw = logits_SV[_index(wants_logprobs, device)] if len(wants_logprobs) else None
         self._shape(logits_SV, rows, lengths, flags, table, masks)
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=logits_SV.device)
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
         if (flags & RowFlag.GREEDY).all():
             self._kernels.greedy_sample(tokens, logits_SV, self._vocab_size)
         else:
@@ -82,7 +87,7 @@ class Sampler:
         self._count(rows, flags, tokens)
         if raw is None:
             return Sampled(tokens, wants_logprobs, EMPTY_LOGPROBS)
-        own = tokens[torch.from_numpy(wants_logprobs)]
+        own = tokens[_index(wants_logprobs, device)]
         return Sampled(
             tokens, rows[wants_logprobs], self.logprobs(raw, own, table.columns["num_logprobs"][rows[wants_logprobs]])
         )
@@ -132,16 +137,17 @@ class Sampler:
         )
         counts, in_prompt = self._penalties.output_counts_PV[entries], self._penalties.in_prompt_PV[entries]
         valid_SV = logits_SV[:, : self._vocab_size]
-        self._kernels.apply_penalties(valid_SV, torch.from_numpy(places), counts, in_prompt, *parameters)
+        self._kernels.apply_penalties(valid_SV, _index(places, logits_SV.device), counts, in_prompt, *parameters)
 
     def _bias(self, logits_SV: torch.Tensor, rows: Array, lengths: Array, flags: Array, table: RowTable) -> None:
         for place, row in enumerate(rows.tolist()):
             if flags[place] & RowFlag.BIAS and row in table.biases:
                 bias = table.biases[row]
-                logits_SV[place, torch.from_numpy(bias.ids)] += torch.from_numpy(bias.values).to(logits_SV.device)
+                values = torch.from_numpy(bias.values).to(logits_SV.device)
+                logits_SV[place, _index(bias.ids, logits_SV.device)] += values
             too_short = lengths[place] < table.columns["min_lengths"][row]
             if flags[place] & RowFlag.MIN_TOKENS and too_short and row in table.banned:
-                logits_SV[place, torch.from_numpy(table.banned[row])] = float("-inf")
+                logits_SV[place, _index(table.banned[row], logits_SV.device)] = float("-inf")
 
     def _mask(self, logits_SV: torch.Tensor, rows: Array, masks: TokenMasks) -> None:
         words = masks.words.reshape(len(masks.rows), -1)
@@ -150,7 +156,7 @@ class Sampler:
         width = min(bits.shape[1], logits_SV.shape[1])
         for row, allowed in zip(masks.rows.tolist(), bits, strict=True):
             logits = logits_SV[place_of[row]]
-            logits[:width].masked_fill_(torch.from_numpy(~allowed[:width]), float("-inf"))
+            logits[:width].masked_fill_(torch.from_numpy(~allowed[:width]).to(logits.device), float("-inf"))
             logits[width:] = float("-inf")
 
     def _draw(
@@ -167,10 +173,21 @@ class Sampler:
             columns["choices"][rows],
             lengths.astype(np.int32),
         )
+        if not self._draws_on_device:
+            drawn = torch.empty(len(rows), dtype=torch.int64)
+            on_host = (torch.from_numpy(parameter) for parameter in parameters)
+            self._kernels.sample(drawn, logits_SV.cpu(), *on_host, self._vocab_size)
+            tokens.copy_(drawn)
+            return
         on_device = (torch.from_numpy(parameter).to(logits_SV.device) for parameter in parameters)
         self._kernels.sample(tokens, logits_SV, *on_device, self._vocab_size)
 
     def _count(self, rows: Array, flags: Array, tokens: torch.Tensor) -> None:
         places = np.nonzero(flags & RowFlag.PENALTIES)[0]
         if len(places):
-            self._penalties.count(rows[places].tolist(), tokens[torch.from_numpy(places)])
+            self._penalties.count(rows[places].tolist(), tokens[_index(places, tokens.device)])
+
+
+def _index(places: Array, device: torch.device) -> torch.Tensor:
+    """Places as the device's own index tensor: int64, which every device indexes with."""
+    return torch.from_numpy(places.astype(np.int64)).to(device)

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, ModelFacts, Resolution
+from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, Feature, ModelFacts, Resolution
 from ...ipc.plan import ResultFlag, StepPlan, StepResult, TokenMasks, WorkFlag, hash_tokens
 from ...ipc.worker_messages import Settled
 from ...kernels.implementation import Communicator, Kernel, Services
 from ...kernels.registry import KernelChoices, Registry
 from ...kernels.trials import DTYPES
+from ..memory.exhaustion import exhaustion_as_memory_error
 from ..memory.kv_cache import KvCache, KvLayout
 from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending
 from ..models.config import ModelConfig
@@ -143,13 +144,14 @@ class TensorEngine:
         )
         max_blocks = -(-settled.max_model_len // settled.block_size)
         self._builder = BatchBuilder(
-            settled.max_batched_tokens, max_sequences, max_blocks, settled.block_size, self._device
+            settled.max_batched_tokens, max_sequences, max_blocks, settled.block_size, parts.backend
         )
         self._table = RowTable(max_blocks, max_sequences)
         self._last_tokens = torch.zeros(max_sequences, dtype=torch.int32, device=self._device)
         self._penalties = PenaltyTable(parts.num_sampled_ids, self._device)
         sampling = SamplerKernels(**{name: self._kernels[name] for name in SamplerKernels.__dataclass_fields__})
-        self._sampler = Sampler(sampling, self._penalties, parts.num_sampled_ids)
+        draws_on_device = Feature.FP64 in self.profile.capability.features
+        self._sampler = Sampler(sampling, self._penalties, parts.num_sampled_ids, draws_on_device=draws_on_device)
         self._layout = KvLayout(
             num_layers=parts.config.num_layers,
             num_kv_heads=parts.shard.num_kv_heads,
@@ -171,7 +173,7 @@ class TensorEngine:
 
     @torch.inference_mode()
     def allocate(self, num_blocks: int) -> None:
-        with _memory_errors():
+        with self._memory_errors():
             self._cache = KvCache(self._layout, num_blocks, self._device)
 
     @torch.inference_mode()
@@ -181,7 +183,9 @@ class TensorEngine:
             tensors = self._builder.idle(num_tokens, self._activations.max_rows)
             residual, delta = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
             logits = self._decoder.logits(residual[:1].clone(), delta[:1].clone())
-            self._kernels["greedy_sample"](torch.empty(1, dtype=torch.int64), logits, self._parts.num_sampled_ids)
+            token = torch.empty(1, dtype=torch.int64, device=self._device)
+            self._kernels["greedy_sample"](token, logits, self._parts.num_sampled_ids)
+        self._parts.backend.synchronize()
         return {
             "weights": self._weight_bytes,
             "activations": self._activations.num_bytes + self._builder.num_bytes,
@@ -212,6 +216,8 @@ class TensorEngine:
             return "asked for by --enforce-eager"
         if self._parts.graph_refusal is not None:
             return f"{Clause.GRAPH_CAPTURE}: {self._parts.graph_refusal}"
+        if not self._parts.backend.graphs_take_any_size:
+            return f"a recording on {self.profile.platform} holds one number of tokens, and steps vary"
         if self._parts.communicator is not None:
             return "collectives between ranks cannot be recorded"
         eager = [name for name in DecoderKernels.__dataclass_fields__ if not self._kernels[name].capturable]
@@ -231,7 +237,7 @@ class TensorEngine:
         self._grow_last_tokens()
         self._batch = self._builder.build(plan, self._table, self._last_tokens)
         built = time.perf_counter()
-        with _memory_errors():
+        with self._memory_errors():
             self._hidden = self._run(
                 self._builder.tensors(self._batch), self._batch.num_tokens, self._batch.num_sequences
             )
@@ -256,7 +262,7 @@ class TensorEngine:
         began = time.perf_counter()
         batch, plan = self._batch, self._plan
         assert batch is not None and self._hidden is not None
-        with _memory_errors():
+        with self._memory_errors():
             prompt = self._prompt_logprobs(plan, batch)
             items = batch.sampled_items()
             columns = self._sampled(batch, items, masks)
@@ -274,7 +280,8 @@ class TensorEngine:
         tokens = sampled.tokens.numpy(force=True)
         broken = tokens < 0
         ids = np.where(broken, 0, tokens).astype(np.int32)
-        self._last_tokens[torch.from_numpy(rows.astype(np.int64))] = torch.from_numpy(ids).to(self._device)
+        places = torch.from_numpy(rows.astype(np.int64)).to(self._device)
+        self._last_tokens[places] = torch.from_numpy(ids).to(self._device)
         logprobs = sampled.logprobs
         return {
             "rows": rows,
@@ -328,6 +335,10 @@ class TensorEngine:
     def health(self) -> DeviceHealth:
         return self._parts.backend.health()
 
+    def _memory_errors(self) -> AbstractContextManager[None]:
+        """Torch says by a RuntimeError that memory ran out; callers know MemoryError."""
+        return exhaustion_as_memory_error(self._parts.backend.release_cached_memory)
+
     def drop_rows(self) -> None:
         self._table.clear()
         self._penalties.clear()
@@ -337,16 +348,3 @@ class TensorEngine:
 
 def _joined(parts: list[Array], dtype: Any) -> Array:
     return np.concatenate(parts) if parts else np.empty(0, dtype)
-
-
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    """Torch says by a RuntimeError that memory ran out; callers know MemoryError."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(str(error)) from error
-    except RuntimeError as error:
-        if "allocate memory" in str(error):
-            raise MemoryError(str(error)) from error
-        raise

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import ctypes
-import platform as host_platform
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ...ipc.facts import (
-    DeviceCapability,
-    DeviceHealth,
-    DeviceProfile,
-    Feature,
-    MemoryFacts,
-    Provenance,
-)
-from ...kernels.implementation import Communicator
+from msgspec.structs import replace
+
+from ...ipc.facts import DeviceCapability, DeviceHealth, DeviceProfile, Feature, MemoryFacts
+from ...kernels.implementation import Communicator, Kernel
 from ...kernels.in_cpp.build import find_compiler
-from ..streams.contract import StreamManager
+from ..streams.contract import Stream, StreamManager
 from ..streams.immediate import ImmediateStreams
-from . import host
-from .contract import Clause, DeviceMemory, Found, Graph, MemoryKind, NotSupported, Refused, WorkerGroup
+from .contract import (
+    Clause,
+    DeviceMemory,
+    FenceScope,
+    Found,
+    FoundDevice,
+    Graph,
+    Look,
+    MemoryKind,
+    NotSupported,
+    Refused,
+    WorkerGroup,
+)
+from .host import Host, usable_cores
+from .host_health import HostHealth
+from .torch_accelerator import detected
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from ...kernels.in_cpp.library import Library, Recording
 
 _ALIGNMENT_BYTES = 64
+_AT_ONCE = "every operation is done when its call returns"
 
 
 class CpuPlatform:
@@ -37,69 +45,79 @@ class CpuPlatform:
 
     name = "cpu"
     computes = True
+    visibility: tuple[str, ...] = ()
     declines: Mapping[Clause, str] = {
-        Clause.STREAM_PRIORITIES: "every operation is done when its call returns",
+        Clause.STREAM_PRIORITIES: _AT_ONCE,
+        Clause.CONCURRENT_STREAMS: _AT_ONCE,
+        Clause.ASYNC_COPIES: _AT_ONCE,
+        Clause.PINNED_MEMORY: "its memory is the host's: nothing is copied",
         Clause.MEMORY_HOLDERS: "memory is the host's: every process holds some",
-        Clause.HEALTH: "no clocks or temperatures are read",
     }
 
+    def __init__(self, host: Host | None = None) -> None:
+        self.host = Host() if host is None else host
+
+    def look(self) -> Look:
+        return Look(hardware=self.host.processor_name())
+
     def detect(self) -> Found | Refused:
-        try:
-            version("torch")
-        except PackageNotFoundError:
+        if self.host.package_version("torch") is None:
             return Refused(reason="PyTorch is not installed: pip install torch")
-        return Found(devices=(host.processor_name(),))
+        facts = self.host.memory_facts()
+        device = FoundDevice(index=0, name=self.host.processor_name(), memory_bytes=facts.total_bytes)
+        return Found(devices=(device,))
+
+    def busy(self, index: int) -> str | None:
+        return None
 
     def profile(self, index: int) -> DeviceProfile:
-        return DeviceProfile(
+        architecture, torch = cpu_architecture(self.host), self.host.package_version("torch")
+        profile = DeviceProfile(
             platform=self.name,
-            vendor=host_platform.machine(),
-            name=host.processor_name(),
+            vendor=_vendor(self.host),
+            name=self.host.processor_name(),
             index=index,
-            runtime=version("torch"),
-            memory_bytes=host.memory_facts().total_bytes,
+            runtime=torch,
+            memory_bytes=self.host.memory_facts().total_bytes,
             memory_is_shared=True,
             is_integrated=True,
+            libraries={} if torch is None else {"torch": torch},
             capability=DeviceCapability(
-                architecture=host_platform.machine(),
-                num_multiprocessors=host.usable_cores(),
+                architecture=architecture,
+                num_multiprocessors=usable_cores(),
                 allocation_alignment_bytes=_ALIGNMENT_BYTES,
                 features=_features(),
             ),
-            provenance={"capability": Provenance.DETECTED, "memory_bytes": Provenance.DETECTED},
         )
+        return detected(profile)
 
     def open(self, index: int, *, num_threads: int, cache_dir: Path | None, warn: Callable[[str], None]) -> CpuBackend:
-        return CpuBackend(self.profile(index), num_threads, cache_dir, warn)
+        return CpuBackend(self.profile(index), self.host, num_threads, cache_dir, warn)
 
 
 def _features() -> frozenset[Feature]:
-    features = {Feature.FP16, Feature.BF16, Feature.INT8, Feature.GRAPH_CAPTURE}
+    features = {Feature.FP64, Feature.FP16, Feature.BF16, Feature.INT8, Feature.GRAPH_CAPTURE}
     if find_compiler() is not None:
         features.add(Feature.CPP_COMPILER)
     return frozenset(features)
 
 
-class HostMemory:
-    """Memory of the host, aligned."""
+def cpu_architecture(host: Host) -> str:
+    """The widest instruction set for matrices and vectors that the processor and its system offer."""
+    flags = set((host.cpuinfo("flags") or host.cpuinfo("Features") or "").split())
+    if host.machine in ("arm64", "aarch64"):
+        return "arm_sve" if "sve" in flags else "arm_neon"
+    if host.machine not in ("x86_64", "AMD64"):
+        return host.machine
+    if {"amx_tile", "amx_bf16"} <= flags:
+        return "x86_64_amx"
+    if {"avx512f", "avx512bw", "avx512vl"} <= flags:
+        return "x86_64_avx512"
+    return "x86_64_avx2" if "avx2" in flags else "x86_64"
 
-    def __init__(self, num_bytes: int, alignment_bytes: int) -> None:
-        import torch
 
-        self.num_bytes = num_bytes
-        try:
-            whole = torch.empty(num_bytes + alignment_bytes, dtype=torch.uint8)
-        except RuntimeError as error:
-            raise MemoryError(f"{num_bytes} bytes of host memory: {error}") from None
-        begin = -whole.data_ptr() % alignment_bytes
-        self._bytes = whole[begin : begin + num_bytes]
-
-    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        num_elements = 1
-        for size in shape:
-            num_elements *= size
-        assert num_elements * dtype.itemsize <= self.num_bytes, (shape, dtype, self.num_bytes)
-        return self._bytes[: num_elements * dtype.itemsize].view(dtype).view(shape)
+def _vendor(host: Host) -> str:
+    return {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}.get(host.cpuinfo("vendor_id") or "", host.machine)
 
 
 class CpuGraph:
@@ -107,7 +125,7 @@ class CpuGraph:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self.num_launches = recording.num_launches
+        self.num_launches: int | None = recording.num_launches
 
     def replay(self, num_tokens: int, num_sequences: int, progress: ctypes.c_int64 | None) -> None:
         self._recording.run(num_tokens, num_sequences, progress)
@@ -116,24 +134,50 @@ class CpuGraph:
 class CpuBackend:
     """The processor, live. Sets torch's threads for the process."""
 
+    graphs_take_any_size = True
+
     def __init__(
-        self, profile: DeviceProfile, num_threads: int, cache_dir: Path | None, warn: Callable[[str], None]
+        self,
+        profile: DeviceProfile,
+        host: Host,
+        num_threads: int,
+        cache_dir: Path | None,
+        warn: Callable[[str], None],
     ) -> None:
         import torch
+
+        from ..memory.memory_pool import MemoryPool
 
         torch.set_num_threads(num_threads)
         self.profile = profile
         self.streams: StreamManager = ImmediateStreams()
         self.torch_device = torch.device("cpu")
         self.num_threads = num_threads
+        self._host = host
+        self._health = HostHealth(host)
         self._cache_dir = cache_dir
         self._warn = warn
+        declines = {MemoryKind.PINNED_HOST: CpuPlatform.declines[Clause.PINNED_MEMORY]}
+        self._pool = MemoryPool({MemoryKind.DEVICE: _bytes}, declines, self.release_cached_memory)
 
     def allocate_memory(self, num_bytes: int, *, kind: MemoryKind, alignment_bytes: int) -> DeviceMemory:
-        return HostMemory(num_bytes, alignment_bytes)
+        return self._pool.allocate(num_bytes, kind, alignment_bytes)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        target.copy_(source)
+
+    def launch(self, kernel: Kernel, tensors: tuple[Any, ...], stream: Stream) -> None:
+        kernel(*tensors)
+
+    def synchronize(self, scope: FenceScope = FenceScope.DEVICE) -> None:
+        """Everything is done when its call returns."""
 
     def memory_facts(self) -> MemoryFacts:
-        return host.memory_facts()
+        facts = self._host.memory_facts()
+        return replace(facts, by_kind={MemoryKind.DEVICE: self._pool.held_bytes(MemoryKind.DEVICE)})
+
+    def release_cached_memory(self) -> None:
+        """The C library keeps none worth giving back."""
 
     def capture_graph(self, run: Callable[[], None]) -> Graph:
         with self._library().record() as recording:
@@ -159,7 +203,13 @@ class CpuBackend:
         return GlooCommunicator(group)
 
     def health(self) -> DeviceHealth:
-        return DeviceHealth()
+        return self._health.read()
 
     def close(self) -> None:
         return None
+
+
+def _bytes(num_bytes: int) -> torch.Tensor:
+    import torch
+
+    return torch.empty(num_bytes, dtype=torch.uint8)

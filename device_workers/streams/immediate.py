@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from .contract import Event, Stream, StreamPriority
 
 
@@ -29,6 +31,12 @@ class ImmediateStreams:
 
     def create_stream(self, priority: StreamPriority) -> Stream:
         return ImmediateStream(priority)
+
+    def current(self) -> Stream:
+        return ImmediateStream(StreamPriority.HIGH)
+
+    def use(self, stream: Stream) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def record(self, stream: Stream) -> Event:
         return PastEvent()

@@ -25,11 +25,17 @@ _LINK_END_WAIT_S = 0.5  # for messages that a dead child had still sent
 
 
 def child_environment(
-    inherited: Mapping[str, str], *, num_threads: int, cache: Path, offline: bool = True
+    inherited: Mapping[str, str],
+    *,
+    num_threads: int,
+    cache: Path,
+    offline: bool = True,
+    devices: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The environment of a child with `num_threads` threads for computing. Options travel on the control link.
 
-    Only the process that fetches from a hub is not `offline`, and there the user's own wish stays.
+    `devices` holds visibility variables for a worker. Only the process that fetches from a hub is not `offline`, and
+    there the user's own wish stays.
     """
     environment = {name: value for name, value in inherited.items() if not name.startswith(PREFIX)}
     environment.update(
@@ -44,6 +50,7 @@ def child_environment(
         TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"),
         PYTHONUNBUFFERED="1",
     )
+    environment.update(devices or {})
     if offline:
         environment.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     return environment

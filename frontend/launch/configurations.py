@@ -105,7 +105,14 @@ def core_configuration(
 
 
 def worker_configuration(
-    options: Options, birth: Birth, *, model: Path, rank: int, generation: int, num_threads: int
+    options: Options,
+    birth: Birth,
+    *,
+    model: Path,
+    rank: int,
+    generation: int,
+    num_threads: int,
+    visibility: dict[str, str],
 ) -> WorkerConfiguration:
     return WorkerConfiguration(
         rank=rank,
@@ -116,6 +123,8 @@ def worker_configuration(
         cache_directory=str(options.cache_folder()),
         model=str(model),
         platform=None if options.platform == AUTO else options.platform,
+        device=options.device[rank] if options.device else None,
+        visibility=visibility,
         device_config=options.device_config or options.device_type,
         allow_mismatch=options.allow_mismatch,
         dtype=options.dtype,

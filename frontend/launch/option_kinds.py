@@ -37,13 +37,19 @@ class Text(Struct, frozen=True):
 
 
 class Texts(Struct, frozen=True):
-    """A list: the flag repeats, the environment separates by commas, YAML has a list or one text."""
+    """A list: the flag repeats, the environment separates by commas, YAML has a list or one text.
+
+    `splits`: commas separate in every source, because no entry holds one.
+    """
 
     allowed: str = "text; repeat the flag, or separate by commas"
     repeats: bool = True
+    splits: bool = False
 
     def read(self, raw: object) -> tuple[str, ...]:
         parts = raw if isinstance(raw, list | tuple) else str(raw).split(",")
+        if self.splits:
+            parts = [piece for part in parts for piece in str(part).split(",")]
         texts = tuple(str(part).strip() for part in parts)
         if not all(texts):
             raise BadValue

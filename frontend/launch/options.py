@@ -164,6 +164,14 @@ class Options(Struct, frozen=True, kw_only=True):
     ] = AUTO
 
     platform: Annotated[str, About("Device", PLATFORM, "vendor family; auto takes what is there")] = AUTO
+    device: Annotated[
+        tuple[str, ...],
+        About(
+            "Device",
+            Texts("indices or identifiers (UUIDs); repeat the flag, or separate by commas", splits=True),
+            "the devices to use, one per worker; else the first ones",
+        ),
+    ] = ()
     device_config: Annotated[
         str | None,
         About(
@@ -352,6 +360,14 @@ def _check_together(options: Options) -> None:
     for size in options.graph_buckets:
         if not size.isdigit() or int(size) < 1:
             raise OptionError(f"--graph-buckets: {size!r} is not allowed. Write numbers of tokens, such as 1,2,4,8.")
+    if options.device and len(options.device) != options.tensor_parallel:
+        raise OptionError(
+            f"--device names {len(options.device)} devices, and --tensor-parallel {options.tensor_parallel} uses "
+            f"{options.tensor_parallel}. Name as many as are used, or use --tensor-parallel {len(options.device)}."
+        )
+    twice = sorted({name for name in options.device if options.device.count(name) > 1})
+    if twice:
+        raise OptionError(f"--device names {', '.join(twice)} twice. Each worker needs a device of its own.")
     budget, sequences = options.max_batched_tokens, options.max_num_seqs
     if isinstance(budget, int) and isinstance(sequences, int) and budget < sequences:
         raise OptionError(

@@ -10,7 +10,7 @@ workers begins a generation with rings of its own; what outlives the other part 
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -45,6 +45,7 @@ from ...ipc.facts import Phase
 from ...ipc.server_info import ServerInfo
 from .children import Child, child_environment, module_command
 from .configurations import Birth, core_configuration, frontend_configuration, worker_configuration
+from .device_visibility import worker_visibility
 from .model_fetch import Fetching, Model, bring
 from .model_source import HubModel, find_model
 from .options import AUTO, Options, inherited_environment
@@ -360,6 +361,7 @@ class Supervisor(Actor):
         assert self.model is not None
         self._worker_restarts.started()
         num_threads = self._num_worker_threads()
+        visibility = worker_visibility(self.options, rank, self._inherited)
         configuration = worker_configuration(
             self.options,
             self._birth,
@@ -367,9 +369,16 @@ class Supervisor(Actor):
             rank=rank,
             generation=self.generation,
             num_threads=num_threads,
+            visibility=visibility.holding,
         )
-        command = self._launch.worker
-        self._workers[rank] = self._spawn(f"worker {rank}", command, configuration, num_threads, rings.for_worker(rank))
+        self._workers[rank] = self._spawn(
+            f"worker {rank}",
+            self._launch.worker,
+            configuration,
+            num_threads,
+            rings.for_worker(rank),
+            devices=visibility.written,
+        )
 
     def _num_worker_threads(self) -> int:
         asked = self.options.worker_threads
@@ -393,10 +402,18 @@ class Supervisor(Actor):
             place.child.send(Drain(self.options.drain_timeout))
 
     def _spawn(
-        self, name: str, command: list[str], configuration: Configuration, num_threads: int, descriptors: list[int]
+        self,
+        name: str,
+        command: list[str],
+        configuration: Configuration,
+        num_threads: int,
+        descriptors: list[int],
+        devices: Mapping[str, str] | None = None,
     ) -> Child:
         assert self._death_pipe is not None
-        environment = child_environment(self._inherited, num_threads=num_threads, cache=self.options.cache_folder())
+        environment = child_environment(
+            self._inherited, num_threads=num_threads, cache=self.options.cache_folder(), devices=devices
+        )
         child = Child(name, command, environment=environment, death_pipe=self._death_pipe[0], listener=self)
         self._processes.add(child)
         child.send(Begin(configuration), descriptors)

@@ -32,10 +32,10 @@ NUMERICS_BREAKS = (
     Break(
         "log-probabilities are of the shaped logits",
         "device_workers/execution/sampler.py",
-        "raw = logits_SV[torch.from_numpy(wants_logprobs)] if len(wants_logprobs) else None\n",
+        "raw = logits_SV[_index(wants_logprobs, device)] if len(wants_logprobs) else None\n",
         "raw = None\n        if len(wants_logprobs):\n"
         "            self._shape(logits_SV, rows, lengths, flags, table, masks)\n"
-        "            raw = logits_SV[torch.from_numpy(wants_logprobs)]\n",
+        "            raw = logits_SV[_index(wants_logprobs, device)]\n",
         ("tests/numerics/test_whole_engine.py", "-k", "raw_logits"),
     ),
     Break(
