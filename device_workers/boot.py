@@ -31,6 +31,7 @@ from .platforms.detection import Detection, Wish, detect, platforms
 from .platforms.device_choice import DeviceWish, choose_device
 from .platforms.host import Host, usable_cores
 from .platforms.plugins import plugin_kernels
+from .profiles.settling import declare_profile, settle_profile
 
 if TYPE_CHECKING:
     from .weights.source import OnBytes, WeightSource
@@ -43,10 +44,11 @@ log = logging.getLogger("trimaran.worker")
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """What is known before the device is opened: nothing of this needed torch."""
+    """What is known before the device is opened. A declared device has no platform: it is explained, never opened."""
 
-    detection: Detection
+    platform: Platform | None
     profile: DeviceProfile
+    decisions: tuple[Decision, ...]
     config: ModelConfig | None
     shard: Shard | None
     registry: Registry
@@ -56,20 +58,24 @@ class Described:
 
 def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Described:
     """Detect the platform, read the model's configuration, check what was asked. Raises Refusal."""
-    detection = _detect(configuration, warn)
-    profile = detection.platform.profile(_device_index(configuration, detection))
+    if configuration.explain and configuration.device_config is not None:
+        device = _declared_device(configuration.device_config)
+    else:
+        device = settle_device(configuration, detect_platform(configuration, warn), warn)
+    profile = device.profile
     config = shard = None
-    if detection.platform.computes:
+    if device.platform is None or device.platform.computes:
         config = read_config(Path(configuration.model))
         shard = make_shard(config, configuration.rank, configuration.num_ranks)
         check_dtype(configuration.dtype, profile)
         _check_load_format(configuration.load_format)
-    registry = _registry(configuration, warn)
+    registry = make_registry(configuration, warn)
     choices = KernelChoices(configuration.kernel_pins, frozenset(configuration.without_kernels))
     registry.check(choices)
     return Described(
-        detection=detection,
+        platform=device.platform,
         profile=profile,
+        decisions=device.decisions,
         config=config,
         shard=shard,
         registry=registry,
@@ -78,8 +84,35 @@ def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) ->
     )
 
 
-def _detect(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Detection:
-    """The story of the choice goes to the log, whatever it is."""
+@dataclass(frozen=True, kw_only=True)
+class SettledDevice:
+    """The device that this worker is for, and how it came to be it."""
+
+    platform: Platform | None
+    profile: DeviceProfile
+    decisions: tuple[Decision, ...]
+
+
+def _declared_device(device_config: str) -> SettledDevice:
+    profile, decision = declare_profile(device_config)
+    platform = Decision(name="platform", value=profile.platform, reason="declared by --device-config", overridden=True)
+    return SettledDevice(platform=None, profile=profile, decisions=(platform, decision))
+
+
+def settle_device(
+    configuration: WorkerConfiguration, detection: Detection, warn: Callable[[str], None]
+) -> SettledDevice:
+    """This rank's device, with what is declared of it, detected, and overridden by the user. Raises Refusal."""
+    platform = detection.platform
+    detected = platform.profile(_device_index(configuration, detection))
+    if not platform.computes:
+        return SettledDevice(platform=platform, profile=detected, decisions=(detection.decision,))
+    profile, decision = settle_profile(detected, configuration.device_config, configuration.allow_mismatch)
+    return SettledDevice(platform=platform, profile=profile, decisions=(detection.decision, decision))
+
+
+def detect_platform(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Detection:
+    """The story of the choice goes to the log, whatever it is. Raises Refusal."""
     wish = Wish(
         platform=configuration.platform,
         by_device=configuration.device is not None,
@@ -106,7 +139,7 @@ def _check_load_format(load_format: str) -> None:
         raise Refusal(f"--load-format {load_format} is not known; take one of {', '.join(LOAD_FORMATS)}")
 
 
-def _registry(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Registry:
+def make_registry(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Registry:
     """Kernels of other packages go ahead of ours in their chains; the last link of each stays ours."""
     plain = Registry(CATALOG)
     references = {kernel: plain.chain(kernel)[-1] for kernel in plain.kernels}
@@ -124,12 +157,15 @@ def open_engine(
     if configuration.explain and described.config is not None:
         return _declared_engine(configuration, described, warn)
     on_phase("device")
-    platform = described.detection.platform
+    platform = described.platform
+    assert platform is not None, "a declared device cannot be opened"
     cache_dir = Path(configuration.cache_directory)
     backend = platform.open(described.profile.index, num_threads=described.num_threads, cache_dir=cache_dir, warn=warn)
     if not platform.computes:
         return _null_engine(configuration, described, backend)
-    services = Services(num_threads=described.num_threads, cache_dir=cache_dir, warn=warn)
+    services = Services(
+        num_threads=described.num_threads, cache_dir=cache_dir, warn=warn, device=str(backend.torch_device)
+    )
     return _tensor_engine(configuration, described, platform, backend, services, on_phase)
 
 
@@ -138,8 +174,9 @@ def _null_engine(configuration: WorkerConfiguration, described: Described, backe
 
     settings = parse_script(configuration.null_script)
     model = null_model_facts(configuration.model, settings, configuration.max_model_len)
-    decisions = (described.detection.decision,)
-    return NullEngine(backend, settings, model, decisions, rank=configuration.rank, generation=configuration.generation)
+    return NullEngine(
+        backend, settings, model, described.decisions, rank=configuration.rank, generation=configuration.generation
+    )
 
 
 def _declared_engine(
@@ -166,7 +203,7 @@ def _declared_engine(
     return DeclaredEngine(
         profile,
         model,
-        (described.detection.decision, dtype_decision, _threads_decision(configuration, described)),
+        (*described.decisions, dtype_decision, *_threads_decision(configuration, described)),
         MemoryFacts(total_bytes=profile.memory_bytes, free_bytes=profile.memory_bytes, ours_bytes=0),
         MemoryWishes(utilization=configuration.memory_utilization, kv_memory_bytes=configuration.kv_memory_bytes),
         resolve,
@@ -198,7 +235,7 @@ def _tensor_engine(
             config=config,
             shard=shard,
             model=model,
-            decisions=(described.detection.decision, dtype_decision, _threads_decision(configuration, described)),
+            decisions=(*described.decisions, dtype_decision, *_threads_decision(configuration, described)),
             open_source=_source_opener(configuration, dtype),
             num_sampled_ids=sampled_ids,
             registry=described.registry,
@@ -227,15 +264,19 @@ def _fair_threads(configuration: WorkerConfiguration) -> int:
     return max(1, usable_cores() // configuration.num_ranks)
 
 
-def _threads_decision(configuration: WorkerConfiguration, described: Described) -> Decision:
+def _threads_decision(configuration: WorkerConfiguration, described: Described) -> tuple[Decision, ...]:
+    """Only of a processor that is here: elsewhere threads decide nothing."""
+    if described.profile.platform != "cpu" or described.platform is None:
+        return ()
     asked = described.num_threads != _fair_threads(configuration)
     shared = f"a fair share of {usable_cores()} cores"
-    return Decision(
+    decision = Decision(
         name="threads",
         value=str(described.num_threads),
         reason="asked for by --worker-threads" if asked else shared,
         overridden=asked,
     )
+    return (decision,)
 
 
 def _settle_dtype(

@@ -6,6 +6,7 @@ is sent as one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from ..ipc.process import ControlLink
 
 EXIT_DONE, EXIT_REFUSED = 0, 3
 
+log = logging.getLogger("trimaran.worker")
+
 
 @dataclass(frozen=True)
 class Look:
@@ -26,6 +29,7 @@ class Look:
 
     configuration: InspectionConfiguration
     tell: Callable[[Struct], None]
+    say: Callable[[str], None]
 
     @property
     def worker(self) -> WorkerConfiguration:
@@ -35,7 +39,7 @@ class Look:
 def inspect(link: ControlLink[ToChild], configuration: InspectionConfiguration) -> int:
     """Run the task; the process's exit code."""
     try:
-        text = _task(configuration.task)(Look(configuration, link.send))
+        text = _task(configuration.task)(Look(configuration, link.send, log.warning))
     except Refusal as refusal:
         link.send(Refused(str(refusal)))
         return EXIT_REFUSED

@@ -51,6 +51,7 @@ class Tried(Struct, frozen=True, kw_only=True):
     name: str
     verdict: str
     reason: str
+    hardware: str | None = None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.verdict}: {self.reason}"
@@ -114,7 +115,7 @@ def detect(
             continue
         if outcome.hardware is not None:
             hardware[platform.name] = outcome.reason
-        tried.append(Tried(name=platform.name, verdict="refused", reason=outcome.reason))
+        tried.append(Tried(name=platform.name, verdict="refused", reason=outcome.reason, hardware=outcome.hardware))
     if chosen is None:
         raise Refusal(refusal_text(_others_looked_at(offered, tried), asked.platform))
     return _detection(*chosen, asked, tuple(tried), hardware)

@@ -1,10 +1,10 @@
-"""The command line: `trimaran serve | explain | chat | bench | demo | version`.
+"""The command line: `trimaran serve | probe | doctor | explain | kernels | chat | bench | demo`.
 
 `serve` is the way most starts go, so it does not wait for typer: its options are read by `options.py` either way.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 ONE_WISH_S = 0.5  # signals that come this close together are one
+_INSPECTIONS = {
+    "probe": "List platforms and devices: what is declared, detected or measured of each.",
+    "doctor": "Judge this machine before serving: verdicts with cures, exit status 0, 1 or 2.",
+    "explain": "Say how a model would be served and why, without its weights and without the device.",
+    "diagnose": "Measure the device, and write a file for --device-config.",
+    "kernels": "List kernel implementations, what serves where, and check them against the reference.",
+}
+"""Commands that look at the machine; they take the options of `serve`."""
 SERVE_HELP = "Serve a model over the OpenAI API; `trimaran serve --help` lists the options."
 
 
@@ -21,10 +29,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] == ["serve"]:
         raise SystemExit(serve(arguments[1:]))
-    if arguments[:1] == ["explain"]:
-        from .explain import explain
-
-        raise SystemExit(explain(arguments[1:]))
+    if arguments and arguments[0] in _INSPECTIONS:
+        raise SystemExit(_inspection(arguments[0])(arguments[1:]))
     if arguments == ["--version"]:
         sys.argv[1:] = ["version"]
     build()()
@@ -51,16 +57,8 @@ def build() -> "typer.Typer":
     def serve_command(context: typer.Context) -> None:
         raise typer.Exit(serve(context.args))
 
-    @application.command(
-        name="explain",
-        help="Say how a model would be served and why, without its weights and without the device.",
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )
-    def explain_command(context: typer.Context) -> None:
-        from .explain import explain
-
-        raise typer.Exit(explain(context.args))
+    for name, text in _INSPECTIONS.items():
+        _add_inspection(application, name, text)
 
     @application.command(name="chat", help="Talk to a server that runs.")
     def chat_command(
@@ -102,6 +100,37 @@ def build() -> "typer.Typer":
     application.add_typer(build_bench(), name="bench")
     application.add_typer(demo, name="demo")
     return application
+
+
+def _add_inspection(application: "typer.Typer", name: str, text: str) -> None:
+    import typer
+
+    @application.command(
+        name=name,
+        help=text,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def command(context: typer.Context) -> None:
+        raise typer.Exit(_inspection(name)(context.args))
+
+
+def _inspection(name: str) -> Callable[[Sequence[str]], int]:
+    if name == "explain":
+        from .explain import explain
+
+        return explain
+    if name == "diagnose":
+        from .diagnose import diagnose
+
+        return diagnose
+    from . import inspection_commands
+
+    return {
+        "probe": inspection_commands.probe,
+        "doctor": inspection_commands.doctor,
+        "kernels": inspection_commands.kernels,
+    }[name]
 
 
 def serve(arguments: Sequence[str]) -> int:

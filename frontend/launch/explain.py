@@ -44,7 +44,7 @@ def explain(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
         options = read_options([word for word in arguments if word != "--json"], inherited_environment()).options
-        info = asyncio.run(_ask(options))
+        info = asyncio.run(ask_how_it_is_served(options))
     except (OptionError, Refusal) as refusal:
         print(f"trimaran explain: {refusal}", file=sys.stderr)
         return 2
@@ -58,7 +58,8 @@ def explain(arguments: Sequence[str]) -> int:
     return 0
 
 
-async def _ask(options: Options) -> ServerInfo:
+async def ask_how_it_is_served(options: Options) -> ServerInfo:
+    """The boot as far as it goes without device and weights. Raises Refusal where serving would be refused."""
     told: list[ServerInfo] = []
     progress = _LastLines()
     await Supervisor(options, progress, num_frontends=0, on_explained=told.append).run()

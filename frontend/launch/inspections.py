@@ -13,6 +13,7 @@ from ...ipc.facts import Phase
 from ...ipc.inspection import Inspected
 from .children import Child, child_environment, module_command
 from .configurations import Birth, worker_configuration
+from .device_visibility import worker_visibility
 from .options import Options, inherited_environment
 
 
@@ -64,10 +65,20 @@ class Inspection(Actor):
             served_model_name="",
             port=0,
         )
+        inherited = inherited_environment()
+        visibility = worker_visibility(options, 0, inherited)
         worker = worker_configuration(
-            options, birth, model=self._model or Path(), rank=0, generation=1, num_threads=num_threads
+            options,
+            birth,
+            model=self._model or Path(),
+            rank=0,
+            generation=1,
+            num_threads=num_threads,
+            visibility=visibility.holding,
         )
-        environment = child_environment(inherited_environment(), num_threads=num_threads, cache=options.cache_folder())
+        environment = child_environment(
+            inherited, num_threads=num_threads, cache=options.cache_folder(), devices=visibility.written
+        )
         self._child = Child(
             "inspection",
             module_command("device_workers.process"),

@@ -1,0 +1,1 @@
+"""What a worker process does for the commands that look at the machine, a file per command."""

@@ -1,0 +1,282 @@
+"""`trimaran probe | doctor | kernels | diagnose`: what the worker process saw, as tables or as JSON."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from ...ipc.conditions import Refusal, TrimaranError
+from ...ipc.configuration import Task
+from ...ipc.control import FromChild
+from ...ipc.facts import DeviceProfile
+from ...ipc.inspection import ImplementationSeen, Inspected, Level, PlatformSeen, Verdict
+from .explain import ask_how_it_is_served
+from .inspections import Inspection
+from .options import OptionError, Options, inherited_environment, read_options
+from .tables import Table, print_tables
+
+_GIB = 1 << 30
+EXIT_OF = {Level.PASS: 0, Level.WARN: 1, Level.FAIL: 2}
+
+PROBE_HELP = """usage: trimaran probe [--json] [OPTIONS OF serve]
+
+Lists every platform in the order of detection with its reason, and each device's profile: what is declared, detected
+or measured of it.
+"""
+DOCTOR_HELP = """usage: trimaran doctor [MODEL] [--json] [OPTIONS OF serve]
+
+Judges this machine before serving: Python, libraries, compiler, drivers, device nodes, shared memory, limits, each
+kernel compiled, run and compared, and whether MODEL fits. Every finding ends with its cure.
+Exit status: 0 all is well, 1 warnings, 2 it cannot serve as asked.
+"""
+KERNELS_HELP = """usage: trimaran kernels list | matrix | check [NAME ...] [--json] [OPTIONS OF serve]
+
+list      every implementation in order of preference, and why those that do not fit this machine's device do not
+matrix    what would serve each kernel on each device that has a packaged capability file
+check     each implementation that fits, or of the kernels and implementations named, compiled, run and compared
+          with the reference; exit status 1 if one fails
+"""
+
+
+class _Ask(Struct):
+    """Arguments that are ours, and the options of `serve`."""
+
+    options: Options
+    as_json: bool
+
+
+def _read(arguments: Sequence[str]) -> _Ask:
+    words = [word for word in arguments if word != "--json"]
+    return _Ask(read_options(words, inherited_environment()).options, "--json" in arguments)
+
+
+def _guarded(name: str, body: Callable[[], int]) -> int:
+    try:
+        return body()
+    except (OptionError, Refusal) as refusal:
+        print(f"trimaran {name}: {refusal}", file=sys.stderr)
+        return 2
+    except TrimaranError as error:
+        print(f"trimaran {name}: {error}", file=sys.stderr)
+        return 1
+
+
+def _told(options: Options, task: Task, tests: tuple[str, ...] = ()) -> list[FromChild]:
+    messages: list[FromChild] = []
+    asyncio.run(Inspection(options, task, messages.append, tests=tests, on_line=_to_stderr).run())
+    return [message for message in messages if not isinstance(message, Inspected)]
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+# probe
+
+
+def probe(arguments: Sequence[str]) -> int:
+    """0 when a platform can be used, 1 when none can."""
+    if "--help" in arguments or "-h" in arguments:
+        print(PROBE_HELP)
+        return 0
+
+    def body() -> int:
+        ask = _read(arguments)
+        seen = [found for found in _told(ask.options, Task.PROBE) if isinstance(found, PlatformSeen)]
+        if ask.as_json:
+            _print_json([_platform_json(found) for found in seen])
+        else:
+            print_tables(probe_tables(seen))
+        return 0 if any(found.is_chosen for found in seen) else 1
+
+    return _guarded("probe", body)
+
+
+def _platform_json(seen: PlatformSeen) -> dict[str, object]:
+    return {
+        "platform": seen.name,
+        "chosen": seen.is_chosen,
+        "refused": seen.refused,
+        "devices": seen.devices,
+        "notes": seen.notes,
+    }
+
+
+def probe_tables(seen: Sequence[PlatformSeen]) -> list[Table]:
+    platforms = Table("Platforms, in order of detection", ("platform", "state", "why"))
+    for found in seen:
+        state = "chosen" if found.is_chosen else "refused" if found.refused is not None else "usable"
+        notes = [found.refused] if found.refused is not None else list(found.notes)
+        platforms.row(found.name, state, "\n".join(notes))
+    return [platforms, *(_profile_table(found.name, device) for found in seen for device in found.devices)]
+
+
+def _profile_table(platform: str, profile: DeviceProfile) -> Table:
+    table = Table(f"{platform} device {profile.index}: {profile.name}", ("fact", "value", "known by"))
+    for path, value in _flat(profile):
+        table.row(path, value, str(profile.provenance.get(path, "")))
+    return table
+
+
+def _flat(profile: DeviceProfile) -> list[tuple[str, str]]:
+    """Every known value by its path; features are one line, and sizes get a unit."""
+    rows: list[tuple[str, str]] = []
+    values = msgspec.to_builtins(profile)
+    capability = values.pop("capability")
+    values.pop("provenance")
+    for prefix, group in (("", values), ("capability.", capability)):
+        for name, value in group.items():
+            if value in (None, {}, [], ()):
+                continue
+            if name == "features":
+                rows.append((f"{prefix}{name}", ", ".join(sorted(value))))
+            elif isinstance(value, dict):
+                rows += [(f"{prefix}{name}.{key}", str(each)) for key, each in value.items()]
+            else:
+                rows.append((f"{prefix}{name}", _with_unit(name, value)))
+    return rows
+
+
+def _with_unit(name: str, value: object) -> str:
+    if name.endswith("_bytes") and isinstance(value, int):
+        for size, unit in ((_GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+            if value >= size:
+                return f"{value / size:.4g} {unit}"
+    return str(value)
+
+
+# doctor
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """0 all passed, 1 warnings, 2 failures."""
+    if "--help" in arguments or "-h" in arguments:
+        print(DOCTOR_HELP)
+        return 0
+
+    def body() -> int:
+        ask = _read(arguments)
+        verdicts = asyncio.run(_examine(ask.options))
+        worst = max((EXIT_OF[verdict.level] for verdict in verdicts), default=0)
+        if ask.as_json:
+            _print_json({"status": list(EXIT_OF)[worst], "verdicts": [_verdict_json(found) for found in verdicts]})
+        else:
+            print_tables([doctor_table(verdicts)])
+            print(_summary(verdicts))
+        return worst
+
+    return _guarded("doctor", body)
+
+
+async def _examine(options: Options) -> list[Verdict]:
+    """The worker's verdicts, and beside them the model's: how it would be served, or why not."""
+    told: list[FromChild] = []
+    wants_model = options.model is not None
+    inspection = Inspection(options, Task.DOCTOR, told.append, on_line=_to_stderr)
+    examined, fit = await asyncio.gather(
+        inspection.run(), _model_verdict(options) if wants_model else _nothing(), return_exceptions=True
+    )
+    verdicts = [message for message in told if isinstance(message, Verdict)]
+    if isinstance(examined, TrimaranError):
+        cure = "see the lines above; `trimaran probe` shows what was found"
+        verdicts.append(Verdict(check="worker", level=Level.FAIL, text=str(examined), cure=cure))
+    elif isinstance(examined, BaseException):
+        raise examined
+    if isinstance(fit, BaseException):
+        raise fit
+    return verdicts if fit is None else [*verdicts, fit]
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _model_verdict(options: Options) -> Verdict:
+    try:
+        info = await ask_how_it_is_served(options)
+    except TrimaranError as refusal:
+        text, _, cure = str(refusal).rpartition("; ")
+        return Verdict(check="model", level=Level.FAIL, text=text or str(refusal), cure=cure or "name another model")
+    assert info.model is not None and info.limits is not None
+    text = (
+        f"{info.model.architecture}, {info.model.weight_bytes / _GIB:.2f} GiB of weights as {info.model.dtype}; "
+        f"a KV cache of {info.memory.get('kv_cache', 0) / _GIB:.2f} GiB allows {info.limits.max_model_len} tokens"
+    )
+    return Verdict(check="model", level=Level.PASS, text=text)
+
+
+def _verdict_json(verdict: Verdict) -> dict[str, str]:
+    return {"check": verdict.check, "level": verdict.level, "text": verdict.text, "cure": verdict.cure}
+
+
+def doctor_table(verdicts: Sequence[Verdict]) -> Table:
+    table = Table("Doctor", ("check", "verdict", "found", "cure"))
+    for verdict in verdicts:
+        table.row(verdict.check, verdict.level, verdict.text, verdict.cure)
+    return table
+
+
+def _summary(verdicts: Sequence[Verdict]) -> str:
+    counts = {level: sum(verdict.level is level for verdict in verdicts) for level in Level}
+    end = {0: "this machine can serve.", 1: "it can serve; see the warnings.", 2: "cure the failures first."}
+    worst = max((EXIT_OF[verdict.level] for verdict in verdicts), default=0)
+    return f"{counts[Level.PASS]} passed, {counts[Level.WARN]} warnings, {counts[Level.FAIL]} failed: {end[worst]}"
+
+
+# kernels
+
+
+_KERNEL_TASKS = {"list": Task.KERNELS_LIST, "matrix": Task.KERNELS_MATRIX, "check": Task.KERNELS_CHECK}
+
+
+def kernels(arguments: Sequence[str]) -> int:
+    """0, or 1 when `check` found one that fails."""
+    words = list(arguments)
+    if not words or "--help" in words or "-h" in words or words[0] not in _KERNEL_TASKS:
+        print(KERNELS_HELP, file=sys.stdout if "--help" in words or "-h" in words else sys.stderr)
+        return 0 if "--help" in words or "-h" in words else 2
+    task, words = _KERNEL_TASKS[words[0]], words[1:]
+    names = []
+    while words and not words[0].startswith("-"):
+        names.append(words.pop(0))
+
+    def body() -> int:
+        ask = _read(words)
+        seen = [found for found in _told(ask.options, task, tuple(names)) if isinstance(found, ImplementationSeen)]
+        if names and not seen:
+            raise Refusal(f"there is no kernel or implementation {', '.join(names)}; see `trimaran kernels list`")
+        if ask.as_json:
+            _print_json([msgspec.structs.asdict(found) for found in seen])
+        elif task is Task.KERNELS_MATRIX:
+            print_tables([_matrix_table(seen)])
+        else:
+            print_tables([_kernels_table(seen)])
+        return 1 if any(found.state == "fails" for found in seen) else 0
+
+    return _guarded("kernels", body)
+
+
+def _kernels_table(seen: Sequence[ImplementationSeen]) -> Table:
+    table = Table(f"Kernels on {seen[0].device}", ("kernel", "implementation", "state", "why", "needs"))
+    previous = ""
+    for found in seen:
+        kernel = found.kernel if found.kernel != previous else ""
+        previous = found.kernel
+        table.row(kernel, found.implementation, found.state, found.reason, found.needs)
+    return table
+
+
+def _matrix_table(seen: Sequence[ImplementationSeen]) -> Table:
+    devices = list(dict.fromkeys(found.device for found in seen))
+    names = list(dict.fromkeys(found.kernel for found in seen))
+    chosen = {(found.device, found.kernel): found.implementation for found in seen}
+    table = Table("What serves each kernel", ("device", *names))
+    for device in devices:
+        table.row(device, *(chosen[device, name] for name in names))
+    return table
