@@ -28,6 +28,7 @@ from .models.sharding import Shard, make_shard
 from .platforms.contract import Backend, Clause, Platform, WorkerGroup
 from .platforms.detection import Detection, detect
 from .platforms.host import usable_cores
+from .profiles.settling import declare_profile, settle_profile
 
 if TYPE_CHECKING:
     from .weights.source import OnBytes, WeightSource
@@ -42,6 +43,7 @@ class Described:
 
     detection: Detection
     profile: DeviceProfile
+    profile_decision: Decision
     config: ModelConfig | None
     shard: Shard | None
     registry: Registry
@@ -52,7 +54,7 @@ class Described:
 def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Described:
     """Detect the platform, read the model's configuration, check what was asked. Raises Refusal."""
     detection = detect(configuration.platform)
-    profile = detection.platform.profile(_device_index(configuration, detection))
+    profile, profile_decision = _profile(configuration, detection)
     config = shard = None
     if detection.platform.computes:
         config = read_config(Path(configuration.model))
@@ -65,12 +67,26 @@ def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) ->
     return Described(
         detection=detection,
         profile=profile,
+        profile_decision=profile_decision,
         config=config,
         shard=shard,
         registry=registry,
         choices=choices,
         num_threads=configuration.num_threads or _fair_threads(configuration),
     )
+
+
+def _profile(configuration: WorkerConfiguration, detection: Detection) -> tuple[DeviceProfile, Decision]:
+    """Declared, then detected, then --device-config; to explain a declared device, that file alone. Raises Refusal."""
+    if configuration.explain and configuration.device_config is not None:
+        return declare_profile(configuration.device_config)
+    detected = detection.platform.profile(_device_index(configuration, detection))
+    return settle_profile(detected, configuration.device_config, configuration.allow_mismatch)
+
+
+def _decisions(configuration: WorkerConfiguration, described: Described, dtype: Decision) -> tuple[Decision, ...]:
+    threads = _threads_decision(configuration, described)
+    return described.detection.decision, described.profile_decision, dtype, threads
 
 
 def _device_index(configuration: WorkerConfiguration, detection: Detection) -> int:
@@ -145,7 +161,7 @@ def _declared_engine(
     return DeclaredEngine(
         profile,
         model,
-        (described.detection.decision, dtype_decision, _threads_decision(configuration, described)),
+        _decisions(configuration, described, dtype_decision),
         MemoryFacts(total_bytes=profile.memory_bytes, free_bytes=profile.memory_bytes, ours_bytes=0),
         MemoryWishes(utilization=configuration.memory_utilization, kv_memory_bytes=configuration.kv_memory_bytes),
         resolve,
@@ -174,10 +190,11 @@ def _tensor_engine(
     return TensorEngine(
         EngineParts(
             backend=backend,
+            profile=described.profile,
             config=config,
             shard=shard,
             model=model,
-            decisions=(described.detection.decision, dtype_decision, _threads_decision(configuration, described)),
+            decisions=_decisions(configuration, described, dtype_decision),
             open_source=_source_opener(configuration, dtype),
             num_sampled_ids=sampled_ids,
             registry=described.registry,

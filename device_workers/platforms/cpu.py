@@ -19,6 +19,7 @@ from ...ipc.facts import (
 )
 from ...kernels.implementation import Communicator
 from ...kernels.in_cpp.build import find_compiler
+from ..profiles.processor import read_processor
 from ..streams.contract import StreamManager
 from ..streams.immediate import ImmediateStreams
 from . import host
@@ -51,6 +52,7 @@ class CpuPlatform:
         return Found(devices=(host.processor_name(),))
 
     def profile(self, index: int) -> DeviceProfile:
+        processor = read_processor()
         return DeviceProfile(
             platform=self.name,
             vendor=host_platform.machine(),
@@ -60,8 +62,11 @@ class CpuPlatform:
             memory_bytes=host.memory_facts().total_bytes,
             memory_is_shared=True,
             is_integrated=True,
+            clocks={} if processor.max_clock is None else {"cpu": processor.max_clock},
+            numa_node=processor.numa_node,
             capability=DeviceCapability(
-                architecture=host_platform.machine(),
+                architecture=processor.architecture,
+                l2_bytes=processor.l2_bytes,
                 num_multiprocessors=host.usable_cores(),
                 allocation_alignment_bytes=_ALIGNMENT_BYTES,
                 features=_features(),
