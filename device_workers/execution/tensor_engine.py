@@ -45,6 +45,7 @@ class EngineParts:
     """What boot settled before the engine exists."""
 
     backend: Backend
+    profile: DeviceProfile
     config: ModelConfig
     shard: Shard
     model: ModelFacts
@@ -66,14 +67,14 @@ class TensorEngine:
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
-        self.profile: DeviceProfile = parts.backend.profile
+        self.profile = parts.profile
         self.model = parts.model
         self.decisions = parts.decisions
         self.spending: Spending | None = plan_spending(
             parts.backend.memory_facts(),
             utilization=parts.memory_utilization,
             kv_memory_bytes=parts.kv_memory_bytes,
-            memory_is_shared=parts.backend.profile.memory_is_shared,
+            memory_is_shared=parts.profile.memory_is_shared,
         )
         self.progress = Progress()
         self._device = parts.backend.torch_device

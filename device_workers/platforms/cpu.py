@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ...ipc.facts import DeviceCapability, DeviceHealth, DeviceProfile, Feature, MemoryFacts
 from ...kernels.implementation import Communicator, Kernel
 from ...kernels.in_cpp.build import find_compiler
+from ..profiles.processor import read_processor
 from ..streams.contract import Stream, StreamManager
 from ..streams.immediate import ImmediateStreams
 from .contract import (
@@ -71,7 +72,10 @@ class CpuPlatform:
         return None
 
     def profile(self, index: int) -> DeviceProfile:
-        architecture, torch = cpu_architecture(self.host), self.host.package_version("torch")
+        torch = self.host.package_version("torch")
+        processor = read_processor(
+            self.host.machine, self.host.path("/proc/cpuinfo"), self.host.path("/sys/devices/system")
+        )
         profile = DeviceProfile(
             platform=self.name,
             vendor=_vendor(self.host),
@@ -82,8 +86,11 @@ class CpuPlatform:
             memory_is_shared=True,
             is_integrated=True,
             libraries={} if torch is None else {"torch": torch},
+            clocks={} if processor.max_clock is None else {"cpu": processor.max_clock},
+            numa_node=processor.numa_node,
             capability=DeviceCapability(
-                architecture=architecture,
+                architecture=processor.architecture,
+                l2_bytes=processor.l2_bytes,
                 num_multiprocessors=usable_cores(),
                 allocation_alignment_bytes=_ALIGNMENT_BYTES,
                 features=_features(),
@@ -100,20 +107,6 @@ def _features() -> frozenset[Feature]:
     if find_compiler() is not None:
         features.add(Feature.CPP_COMPILER)
     return frozenset(features)
-
-
-def cpu_architecture(host: Host) -> str:
-    """The widest instruction set for matrices and vectors that the processor and its system offer."""
-    flags = set((host.cpuinfo("flags") or host.cpuinfo("Features") or "").split())
-    if host.machine in ("arm64", "aarch64"):
-        return "arm_sve" if "sve" in flags else "arm_neon"
-    if host.machine not in ("x86_64", "AMD64"):
-        return host.machine
-    if {"amx_tile", "amx_bf16"} <= flags:
-        return "x86_64_amx"
-    if {"avx512f", "avx512bw", "avx512vl"} <= flags:
-        return "x86_64_avx512"
-    return "x86_64_avx2" if "avx2" in flags else "x86_64"
 
 
 def _vendor(host: Host) -> str:

@@ -226,17 +226,25 @@ def _bytes(text: str, place: Place, key: Key) -> int:
 
 def _number(content: object, place: Place, key: Key, *, is_measured: bool) -> int | float:
     if isinstance(content, bool) or not isinstance(content, int | float) or content != content:
-        raise place.refusal(f"{content!r} must be {key.kind}{f' ({key.unit})' if key.unit else ''}")
+        unit = f" ({key.unit})" if key.unit else ""
+        raise place.refusal(f"{content!r} must be {key.kind}{unit}{_exponent_hint(content)}")
     if key.kind is not Kind.NUMBER and not isinstance(content, int):
         raise place.refusal(f"{content!r} must be {key.kind}")
-    low = 0.0 if is_measured else key.low
-    if not low <= content <= key.high or (is_measured and content <= 0 < key.low):
+    is_plausible = content > 0 or key.low == 0 if is_measured else key.low <= content
+    if not is_plausible or content < 0 or content > key.high:
+        low = "0" if is_measured else f"{key.low:.15g}"
         unit = f" {key.unit}" if key.unit else ""
-        hint = f"; {key.hint}" if key.hint else "; look the figure up again"
-        raise place.refusal(f"{content} is outside {key.low:.15g} to {key.high:.15g}{unit}{hint}")
+        hint = key.hint or "look the figure up again"
+        raise place.refusal(f"{content} is outside {low} to {key.high:.15g}{unit}; {hint}")
     if key.is_power_of_two and int(content) & (int(content) - 1):
         raise place.refusal(f"{content} is not a power of two; look the figure up again")
     return content if key.kind is not Kind.NUMBER else float(content)
+
+
+def _exponent_hint(content: object) -> str:
+    """YAML takes "989e12" for a text."""
+    is_spelt_so = isinstance(content, str) and re.fullmatch(r"[0-9.]+[eE][0-9]+", content)
+    return "; YAML takes this spelling for a text: write the number out" if is_spelt_so else ""
 
 
 def _choices(content: object, place: Place, key: Key) -> dict[str, int]:

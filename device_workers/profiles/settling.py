@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ...ipc.facts import Decision, DeviceProfile
 from .capability_file import CapabilityFile, Product, plain_architecture
+from .declared import declared_profile, product_decision
 from .merging import check_architecture, merged, override_product
 from .packaged import file_of_architecture, product_of_profile, read_capability_file
 
@@ -28,6 +31,12 @@ def settle_profile(
         reason="; ".join(_story(architecture, declared, detected, override)),
         overridden=override is not None,
     )
+
+
+def declare_profile(device_config: str) -> tuple[DeviceProfile, Decision]:
+    """Of a device that is not here. Raises Refusal for a bad file."""
+    file = read_capability_file(device_config)
+    return declared_profile(file), replace(product_decision(file), name=_NAME)
 
 
 def _story(
