@@ -232,6 +232,7 @@ def _tensor_engine(
     return TensorEngine(
         EngineParts(
             backend=backend,
+            profile=described.profile,
             config=config,
             shard=shard,
             model=model,

@@ -20,7 +20,7 @@ HELP = """usage: trimaran diagnose [--test NAME ...] [--output FILE] [OPTIONS OF
 Measures the device: memory bandwidth, matrix rate per dtype, launch latency, graph capture and replay, whether stream
 priorities act, copies between host and device, concurrent thread blocks, the best launch choices of each kernel.
 Writes FILE (default: ARCHITECTURE.measured.yaml here), which --device-config takes.
-Tests: bandwidth, matrix, launch, graph, priorities, copies, blocks, kernels. --device N picks the device.
+Tests: memory, bandwidth, matrix, launch, graph, priorities, copies, blocks, kernels. --device N picks the device.
 """
 
 
