@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ..ipc.conditions import Refusal
 from ..ipc.configuration import WorkerConfiguration
 from ..ipc.facts import Decision, DeviceProfile, MemoryFacts, Problem, Resolution
@@ -95,6 +97,9 @@ class SettledDevice:
 
 def _declared_device(device_config: str) -> SettledDevice:
     profile, decision = declare_profile(device_config)
+    software = {platform.name: platform.software_features for platform in platforms()}
+    features = profile.capability.features | software.get(profile.platform, frozenset())
+    profile = replace(profile, capability=replace(profile.capability, features=features))
     platform = Decision(name="platform", value=profile.platform, reason="declared by --device-config", overridden=True)
     return SettledDevice(platform=None, profile=profile, decisions=(platform, decision))
 

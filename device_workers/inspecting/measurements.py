@@ -64,7 +64,6 @@ def _copy_bytes(bench: Bench) -> int:
 def measure_matrix_rates(bench: Bench) -> Found:
     """A large square product in each dtype, counted as two operations per multiply."""
     largest = _MATRIX_SIZE.get(bench.profile.platform, _LARGE_MATRIX)
-    device = bench.backend.torch_device
     for name, (dtype, feature) in _DTYPES.items():
         if feature is not None and feature not in bench.profile.capability.features:
             continue

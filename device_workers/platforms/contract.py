@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from ...ipc.conditions import TrimaranError
-from ...ipc.facts import DeviceHealth, DeviceProfile, MemoryFacts
+from ...ipc.facts import DeviceHealth, DeviceProfile, Feature, MemoryFacts
 from ...kernels.implementation import Communicator, Kernel
 from ..streams.contract import Stream, StreamManager
 
@@ -212,6 +212,11 @@ class Platform(Protocol):
     @property
     def visibility(self) -> tuple[str, ...]:
         """Environment variables by which the vendor's driver hides devices, strongest first; empty where none does."""
+        ...
+
+    @property
+    def software_features(self) -> frozenset[Feature]:
+        """What the platform's software gives any of its devices: assumed of one that is declared and not here."""
         ...
 
     def look(self) -> Look:

@@ -41,12 +41,19 @@ _ALIGNMENT_BYTES = 64
 _AT_ONCE = "every operation is done when its call returns"
 
 
+SOFTWARE_FEATURES = frozenset(
+    {Feature.FP64, Feature.FP16, Feature.BF16, Feature.INT8, Feature.GRAPH_CAPTURE, Feature.CPP_COMPILER}
+)
+"""PyTorch computes every dtype on any processor, if slowly; recordings and fast kernels need a compiler."""
+
+
 class CpuPlatform:
     """There is always one."""
 
     name = "cpu"
     computes = True
     visibility: tuple[str, ...] = ()
+    software_features = SOFTWARE_FEATURES
     declines: Mapping[Clause, str] = {
         Clause.STREAM_PRIORITIES: _AT_ONCE,
         Clause.CONCURRENT_STREAMS: _AT_ONCE,
@@ -103,10 +110,7 @@ class CpuPlatform:
 
 
 def _features() -> frozenset[Feature]:
-    features = {Feature.FP64, Feature.FP16, Feature.BF16, Feature.INT8, Feature.GRAPH_CAPTURE}
-    if find_compiler() is not None:
-        features.add(Feature.CPP_COMPILER)
-    return frozenset(features)
+    return SOFTWARE_FEATURES - (frozenset() if find_compiler() is not None else {Feature.CPP_COMPILER})
 
 
 def _vendor(host: Host) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...ipc.facts import DeviceCapability, DeviceHealth, DeviceProfile, MemoryFacts
+from ...ipc.facts import DeviceCapability, DeviceHealth, DeviceProfile, Feature, MemoryFacts
 from ...kernels.implementation import Communicator, Kernel
 from ..streams.contract import Stream, StreamManager
 from ..streams.immediate import ImmediateStreams
@@ -37,6 +37,7 @@ class NullPlatform:
     name = "null"
     computes = False
     visibility: tuple[str, ...] = ()
+    software_features: frozenset[Feature] = frozenset()
     declines: Mapping[Clause, str] = dict.fromkeys(Clause, _NO_TENSORS)
 
     def __init__(self, host: Host | None = None) -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from ...ipc.facts import DeviceProfile
+from ...ipc.facts import DeviceProfile, Feature
 from ...kernels.implementation import Implementation
 from .contract import Backend, Clause, Found, Look, NotSupported, Platform, Refused
 
@@ -26,6 +26,7 @@ class BrokenPlatform:
     computes = True
     declines: Mapping[Clause, str] = {}
     visibility: tuple[str, ...] = ()
+    software_features: frozenset[Feature] = frozenset()
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = name

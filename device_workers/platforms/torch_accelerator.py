@@ -58,6 +58,7 @@ class TorchAccelerator(ABC):
     graph_classes: tuple[str, ...]
     """Names of the module's graph class, newest first; empty: it has none."""
     visibility: tuple[str, ...] = ()
+    software_features: frozenset[Feature] = frozenset()
     computes = True
     declines: Mapping[Clause, str] = {}
 
