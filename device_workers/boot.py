@@ -110,8 +110,6 @@ def settle_device(
     """This rank's device, with what is declared of it, detected, and overridden by the user. Raises Refusal."""
     platform = detection.platform
     detected = platform.profile(_device_index(configuration, detection))
-    if not platform.computes:
-        return SettledDevice(platform=platform, profile=detected, decisions=(detection.decision,))
     profile, decision = settle_profile(detected, configuration.device_config, configuration.allow_mismatch)
     return SettledDevice(platform=platform, profile=profile, decisions=(detection.decision, decision))
 

@@ -76,7 +76,7 @@ class Examined:
     cache_directory: str
     num_ranks: int = 1
     needs_triton: bool = False
-    path: str = field(default_factory=lambda: os.environ.get("PATH", ""))
+    path: tuple[str, ...] = field(default_factory=lambda: tuple(os.get_exec_path()))
     python: tuple[int, int] = sys.version_info[:2]
     headers: str = field(default_factory=lambda: sysconfig.get_paths()["include"])
     libc: str = field(default_factory=_libc)
@@ -88,7 +88,7 @@ class Examined:
     def compilers(self) -> dict[str, list[str]]:
         """Every compiler on the path by name, in the order in which they would be found."""
         found: dict[str, list[str]] = {}
-        for folder in self.path.split(os.pathsep):
+        for folder in self.path:
             for name in _COMPILERS:
                 candidate = os.path.join(folder, name)
                 if folder and os.access(candidate, os.X_OK) and os.path.isfile(candidate):

@@ -188,7 +188,7 @@ def measure_concurrent_blocks(bench: Bench) -> Found:
         return
     if Feature.TRITON not in bench.profile.capability.features:
         raise Skipped("counted by a Triton kernel, and Triton is not available here")
-    from ...kernels.in_triton.occupancy import concurrent_blocks
+    from ...kernels.occupancy import concurrent_blocks
 
     yield "concurrent_blocks", concurrent_blocks(str(bench.backend.torch_device)), "blocks"
 

@@ -141,13 +141,14 @@ def test_describing_imports_no_torch(tmp_path: Path) -> None:
     )
     code = (
         "import sys\n"
-        "from trimaran.device_workers.boot import describe, resolve_all\n"
+        "from trimaran.device_workers.boot import describe\n"
         "from trimaran.ipc.configuration import WorkerConfiguration\n"
         "from trimaran.ipc.facts import Problem\n"
         f"configuration = WorkerConfiguration(rank=0, num_ranks=1, generation=1, core_address='', run_directory='',"
         f" cache_directory={str(tmp_path)!r}, model={str(tmp_path)!r}, platform='cpu')\n"
         "described = describe(configuration, print)\n"
-        "assert len(resolve_all(described, Problem(dtype='float32', head_dim=32))) > 5\n"
+        "registry, profile, problem = described.registry, described.profile, Problem(dtype='float32', head_dim=32)\n"
+        "assert len([registry.resolve(kernel, profile, problem) for kernel in registry.kernels]) > 5\n"
         "import trimaran.device_workers.worker\n"
         "assert 'torch' not in sys.modules\n"
     )

@@ -309,7 +309,10 @@ def test_this_processor_is_described() -> None:
         assert processor.architecture.startswith(("x86_64", "aarch64_"))
 
 
-def described(**options: object) -> tuple[DeviceProfile, str]:
+SHAPE = str(Path(__file__).parents[1] / "shapes" / "qwen3-0.6b")
+
+
+def described(model: str = "", **options: object) -> tuple[DeviceProfile, str]:
     configuration = WorkerConfiguration(
         rank=0,
         num_ranks=1,
@@ -317,13 +320,13 @@ def described(**options: object) -> tuple[DeviceProfile, str]:
         core_address="",
         run_directory="/nonexistent",
         cache_directory="/nonexistent",
-        model="",
+        model=model,
         platform="null",
         num_threads=1,
         **options,  # type: ignore[arg-type]
     )
     settled = describe(configuration, lambda line: None)
-    return settled.profile, settled.profile_decision.reason
+    return settled.profile, settled.decisions[-1].reason
 
 
 def test_boot_settles_the_profile() -> None:
@@ -333,7 +336,7 @@ def test_boot_settles_the_profile() -> None:
         described(device_config="hopper:H200")
     profile, _ = described(device_config="hopper:H200", allow_mismatch=True)
     assert (profile.platform, profile.memory_bytes) == ("null", 141 * GIB)
-    profile, reason = described(device_config="hopper:H200", explain=True)
+    profile, reason = described(SHAPE, device_config="hopper:H200", explain=True)
     assert (profile.platform, profile.name, reason) == ("cuda", "NVIDIA H200", "asked for by --device-config")
     with pytest.raises(Refusal, match="did you mean 'hopper'"):
         described(device_config="hoper")
