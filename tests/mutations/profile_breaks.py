@@ -40,8 +40,8 @@ PROFILE_BREAKS = (
     Break(
         "A1: the engine sees what is detected only",
         "device_workers/boot.py",
-        "    return settle_profile(detected, configuration.device_config, configuration.allow_mismatch)\n",
-        "    return detected, settle_profile(detected, None, True)[1]\n",
+        "    profile, decision = settle_profile(detected, configuration.device_config, configuration.allow_mismatch)\n",
+        "    profile, decision = detected, settle_profile(detected, None, True)[1]\n",
         SETTLING,
     ),
     Break(

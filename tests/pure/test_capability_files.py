@@ -145,6 +145,8 @@ def test_shared_memory_of_a_block(architecture: str, kib: int) -> None:
         (Feature.BF16_ATOMICS, {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1201"}),
         (Feature.TRITON, set(SHARED_MEMORY_KIB)),
         (Feature.CPP_COMPILER, set()),
+        (Feature.FP64, set(ARCHITECTURES.values()) - {"xe_hpg", "apple_m", "ascend910b"}),
+        (Feature.BF16, set(ARCHITECTURES.values())),
     ],
 )
 def test_features_by_architecture(feature: Feature, having: set[str]) -> None:

@@ -309,34 +309,47 @@ def test_this_processor_is_described() -> None:
         assert processor.architecture.startswith(("x86_64", "aarch64_"))
 
 
-SHAPE = str(Path(__file__).parents[1] / "shapes" / "qwen3-0.6b")
+CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 256, "head_dim": 32,
+"max_position_embeddings": 128, "rms_norm_eps": 1e-5, "torch_dtype": "float32"}"""
 
 
-def described(model: str = "", **options: object) -> tuple[DeviceProfile, str]:
+def described(folder: Path, **options: object) -> tuple[DeviceProfile, dict[str, str]]:
+    (folder / "config.json").write_text(CONFIG)
     configuration = WorkerConfiguration(
         rank=0,
         num_ranks=1,
         generation=1,
         core_address="",
-        run_directory="/nonexistent",
-        cache_directory="/nonexistent",
-        model=model,
-        platform="null",
+        run_directory=str(folder),
+        cache_directory=str(folder),
+        model=str(folder),
+        platform="cpu",
         num_threads=1,
         **options,  # type: ignore[arg-type]
     )
     settled = describe(configuration, lambda line: None)
-    return settled.profile, settled.decisions[-1].reason
+    return settled.profile, {decision.name: decision.reason for decision in settled.decisions}
 
 
-def test_boot_settles_the_profile() -> None:
-    profile, reason = described()
-    assert profile.capability.architecture == "null" and reason.startswith("no capability file is packaged for null")
-    with pytest.raises(Refusal, match="is for architecture cuda sm_90, but null is null null; .*--allow-mismatch$"):
-        described(device_config="hopper:H200")
-    profile, _ = described(device_config="hopper:H200", allow_mismatch=True)
-    assert (profile.platform, profile.memory_bytes) == ("null", 141 * GIB)
-    profile, reason = described(SHAPE, device_config="hopper:H200", explain=True)
-    assert (profile.platform, profile.name, reason) == ("cuda", "NVIDIA H200", "asked for by --device-config")
+def test_boot_settles_the_profile(tmp_path: Path) -> None:
+    architecture = read_processor().architecture
+    profile, reasons = described(tmp_path)
+    assert profile.capability.architecture == architecture and "then as detected" in reasons["device profile"]
+    with pytest.raises(
+        Refusal, match=f"is for architecture cuda sm_90, but .* is cpu {architecture}; .*--allow-mismatch$"
+    ):
+        described(tmp_path, device_config="hopper:H200")
+    insisted, _ = described(tmp_path, device_config="hopper:H200", allow_mismatch=True)
+    assert (insisted.platform, insisted.memory_bytes) == ("cpu", 141 * GIB)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(MINE.replace("sm_90", architecture))
+    measured, reasons = described(tmp_path, device_config=str(mine))
+    assert (measured.name, measured.bandwidth) == (profile.name, 4250.0)
+    assert measured.provenance["bandwidth"] is Provenance.MEASURED
+    assert reasons["device profile"].endswith(f"then --device-config {mine}")
+    explained, reasons = described(tmp_path, device_config="hopper:H200", explain=True)
+    assert (explained.platform, explained.name) == ("cuda", "NVIDIA H200")
+    assert reasons["device profile"] == "asked for by --device-config"
     with pytest.raises(Refusal, match="did you mean 'hopper'"):
-        described(device_config="hoper")
+        described(tmp_path, device_config="hoper")
