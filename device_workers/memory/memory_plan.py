@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...ipc.conditions import Refusal
 from ...ipc.facts import Decision, MemoryFacts
 from ..execution.contract import Spending
 
@@ -29,7 +30,7 @@ def plan_spending(
     limit = kv_memory_bytes
     if limit is None and memory_is_shared:
         limit = SHARED_MEMORY_KV_LIMIT_BYTES
-    spendable = int(memory.total_bytes * utilization) - (memory.total_bytes - memory.free_bytes)
+    spendable = int(memory.total_bytes * utilization) - (memory.total_bytes - available_bytes(memory))
     return Spending(memory=memory, spendable_bytes=max(spendable, 0), kv_limit_bytes=limit)
 
 
@@ -42,15 +43,20 @@ def plan_memory(
     kv_memory_bytes: int | None,
     memory_is_shared: bool,
 ) -> MemoryPlan:
-    """The KV budget from what is left once weights and step buffers are allocated. An asked size is taken as it is."""
+    """The KV budget from what is left once weights and step buffers are allocated.
+
+    `memory` is of this moment: what neighbours took or gave back before plays no part. An asked size is taken as it is,
+    or refused where it cannot be had.
+    """
     spending = plan_spending(
         memory, utilization=utilization, kv_memory_bytes=kv_memory_bytes, memory_is_shared=memory_is_shared
     )
     left, limit = spending.spendable_bytes, spending.kv_limit_bytes
-    used = _mib(memory.total_bytes - memory.free_bytes)
+    used = _mib(memory.total_bytes - available_bytes(memory))
     reason = f"{utilization:.0%} of {_mib(memory.total_bytes)} less {used} in use"
     is_limited = limit is not None and limit < left
     if kv_memory_bytes is not None:
+        _check_asked(kv_memory_bytes, memory, weight_bytes, activation_bytes)
         left, reason = kv_memory_bytes, "as asked by --kv-memory-bytes"
     elif is_limited:
         assert limit is not None
@@ -63,6 +69,28 @@ def plan_memory(
         kv_is_limited=is_limited,
         decision=decision,
     )
+
+
+def _check_asked(kv_memory_bytes: int, memory: MemoryFacts, weight_bytes: int, activation_bytes: int) -> None:
+    most = available_bytes(memory)
+    if kv_memory_bytes > most:
+        raise Refusal(
+            f"--kv-memory-bytes wants {_mib(kv_memory_bytes)} and {_mib(most)} can be had beside {_mib(weight_bytes)} "
+            f"weights and {_mib(activation_bytes)} of step buffers: {_story(memory)}; end other programs, or take at "
+            f"most --kv-memory-bytes {most}"
+        )
+
+
+def available_bytes(facts: MemoryFacts) -> int:
+    """What this process can still allocate: what is free, and what its allocator keeps for later."""
+    return facts.free_bytes + (facts.fragment_bytes or 0)
+
+
+def _story(facts: MemoryFacts) -> str:
+    """Total, free, and who holds the rest, where that can be read."""
+    holders = ", ".join(f"{name} {_mib(size)}" for name, size in facts.holders.items())
+    held = f"; held by {holders}" if holders else ""
+    return f"{_mib(facts.total_bytes)} in all, {_mib(facts.free_bytes)} free{held}"
 
 
 def _mib(num_bytes: int) -> str:
