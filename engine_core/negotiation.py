@@ -141,11 +141,12 @@ def _too_small(asked: CoreConfiguration, settled: Settled, needed: int, least: L
 def _nothing_left(asked: CoreConfiguration, settled: Settled, least: Loaded) -> str:
     memory = least.memory
     wanted = least.kv_bytes_per_block * -(-min(settled.max_model_len, _TYPICAL_TOKENS) // settled.block_size)
+    share, total = asked.memory_utilization, memory.total_bytes
     return (
-        f"no memory is left for the KV cache on rank {least.rank}: --memory-utilization {asked.memory_utilization:g} "
-        f"wants {_gib(int(memory.total_bytes * asked.memory_utilization))} of {_gib(memory.total_bytes)}, of which "
-        f"{_gib(least.weight_bytes)} of weights, {_gib(least.activation_bytes)} of step buffers and other programs take "
-        f"all; {_gib(memory.free_bytes)} free{_holders(memory)}; end other programs, take a smaller model or lower --max-num-seqs and "
+        f"no memory is left for the KV cache on rank {least.rank}: --memory-utilization {share:g} wants "
+        f"{_gib(int(total * share))} of {_gib(total)}, of which {_gib(least.weight_bytes)} of weights, "
+        f"{_gib(least.activation_bytes)} of step buffers and other programs take all; {_gib(memory.free_bytes)} "
+        f"free{_holders(memory)}; end other programs, take a smaller model or lower --max-num-seqs and "
         f"--max-batched-tokens{_more_memory(asked, least, wanted)}"
     )
 
