@@ -364,7 +364,7 @@ def test_a_shortage_names_who_holds_the_memory(tmp_path: Path, patch: pytest.Mon
     facts = opened(machine.install(patch)).memory_facts()
     assert facts.holders == {"4242 other-server": 130 * GIB}
     plan = plan_memory(
-        facts, weight_bytes=GIB, activation_bytes=GIB, utilization=0.9, kv_memory_bytes=None, memory_is_shared=False
+        facts, weight_bytes=GIB, activation_bytes=GIB, utilization=0.9, kv_memory_bytes=None, shared_limit_bytes=None
     )
     settled = Settled(block_size=16, max_num_seqs=8, max_batched_tokens=64, max_model_len=1024)
     loaded = Loaded(
@@ -399,7 +399,7 @@ def test_memory_facts_are_fresh_when_a_neighbour_lets_go(machine: Machine, patch
     second = backend.memory_facts()
     assert second.free_bytes - first.free_bytes == memory.total_bytes // 2
     plan = plan_memory(
-        second, weight_bytes=0, activation_bytes=0, utilization=0.9, kv_memory_bytes=None, memory_is_shared=False
+        second, weight_bytes=0, activation_bytes=0, utilization=0.9, kv_memory_bytes=None, shared_limit_bytes=None
     )
     assert plan.kv_budget_bytes > memory.total_bytes // 2
 
