@@ -322,9 +322,6 @@ CATALOG: tuple[Implementation, ...] = (
     _plain("silu_and_mul", _plain_silu_and_mul),
     _cpp("paged_attention", _cpp_paged_attention, same_kv_dtype=True, strategy=AttentionStrategy.PLAIN),
     _triton_attention(
-        _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=48 << 10
-    ),
-    _triton_attention(
         _triton_paged_attention_bulk,
         "_bulk",
         AttentionStrategy.BULK_COPY,
@@ -333,6 +330,9 @@ CATALOG: tuple[Implementation, ...] = (
         head_dim_multiple=8,
         min_shared_memory_bytes=96 << 10,
         not_offered={"sm_120": "Triton's bulk copies spill registers there"},
+    ),
+    _triton_attention(
+        _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=48 << 10
     ),
     _triton_attention(
         _triton_paged_attention_lean, "_lean", AttentionStrategy.LOW_OCCUPANCY, min_shared_memory_bytes=32 << 10

@@ -53,7 +53,7 @@ _RDNA_TILES = {"tile_rows": 32, "tile_keys": 32, "tile_warps": 8, "tile_stages":
 _WITHOUT_WARP_GROUPS = ("sm_80", "sm_86", "sm_89", "sm_120")
 _ROWS: dict[str, dict[str, Configuration]] = {
     "paged_attention_tiled": {
-        **dict.fromkeys(_WITHOUT_WARP_GROUPS, {"tile_keys": 32}),
+        **{name: {"tile_keys": 32} for name in _WITHOUT_WARP_GROUPS},
         "rdna": {"decode_keys": 32, "decode_warps": 8, "decode_stages": 1, **_RDNA_TILES},
     },
     "paged_attention_lean": {"rdna": {"tile_warps": 8}},

@@ -23,6 +23,7 @@ from trimaran.device_workers.platforms.null import NullPlatform
 from trimaran.ipc.inspection import Level, Verdict
 from trimaran.tests.golden.cases import SHAPES
 from trimaran.tests.surfaces.machines import Machine
+from trimaran.tests.surfaces.nvml import NvmlLibrary
 
 COMMAND = [sys.executable, "-P", "-m", "trimaran.frontend.launch.commands"]
 DOCTOR_LIMIT_S = 15.0
@@ -126,9 +127,10 @@ class TestDoctor:
     def test_an_old_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Injected: a simulated CUDA machine whose driver says 470."""
         machine = Machine("cuda", tmp_path)
-        machine.libraries["libnvidia-ml.so.1"].version = "470.10"
+        machine.libraries["libnvidia-ml.so.1"] = NvmlLibrary("470.256.02", machine.boards)
+        machine.state.available = False  # as torch.cuda is with such a driver
         verdict = self._refused(machine, monkeypatch)
-        assert verdict.level is Level.FAIL and "470" in verdict.text and "525.60.13" in verdict.text
+        assert verdict.level is Level.FAIL and "470.256.02" in verdict.text and "525.60.13" in verdict.text
         assert verdict.cure
 
     @pytest.mark.user_pain("D4")
@@ -256,7 +258,7 @@ class TestHostChecks:
     def test_cache(self, tmp_path: Path) -> None:
         (verdict,) = checked("cache", cache_directory=str(tmp_path), free_bytes=lambda path: 1 << 20)
         assert verdict.level is Level.WARN and "--cache-dir" in verdict.cure
-        (verdict,) = checked("cache", cache_directory="/proc/nowhere/cache")
+        (verdict,) = checked("cache", cache_directory="/dev/null/cache")
         assert verdict.level is Level.WARN and "cannot be written" in verdict.text
 
 
