@@ -5,6 +5,7 @@ from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
+from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
@@ -85,5 +86,6 @@ BREAKS = (
     *API_BREAKS,
     *FAULT_BREAKS,
     *NUMERICS_BREAKS,
+    *PLATFORM_BREAKS,
     *PROFILE_BREAKS,
 )
