@@ -5,6 +5,7 @@ from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
+from triton_breaks import TRITON_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
 SCHEDULING = ("tests/pure/test_scheduling.py",)
@@ -84,4 +85,5 @@ BREAKS = (
     *API_BREAKS,
     *FAULT_BREAKS,
     *NUMERICS_BREAKS,
+    *TRITON_BREAKS,
 )
