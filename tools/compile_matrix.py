@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -331,8 +332,9 @@ def serve() -> None:
 class Child:
     """A process that compiles, started again after it dies."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, command: list[str] | None = None) -> None:
         self._folder = folder
+        self._command = command or [sys.executable, __file__, "--child"]
         self._process: subprocess.Popen[str] | None = None
 
     def compile(self, request: dict[str, str]) -> dict[str, Any]:
@@ -347,7 +349,7 @@ class Child:
         printed = self._printed.read_bytes()[before:].decode(errors="replace")
         if not line:
             status = process.wait()
-            self._process = None
+            self.close()
             return {"error": f"the compiler ended its process with status {status}: {printed[-300:].strip()}"}
         result: dict[str, Any] = json.loads(line)
         complaints = [text for text in printed.splitlines() if "error:" in text]
@@ -362,7 +364,7 @@ class Child:
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         with self._printed.open("w") as printed:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, "--child"],
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=printed,
@@ -373,9 +375,11 @@ class Child:
     def close(self) -> None:
         if self._process is not None:
             assert self._process.stdin is not None and self._process.stdout is not None
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
             self._process.wait(timeout=60)
             self._process.stdout.close()
+            self._process = None
 
 
 # -- the record

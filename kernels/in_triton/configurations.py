@@ -53,11 +53,12 @@ _RDNA_TILES = {"tile_rows": 32, "tile_keys": 32, "tile_warps": 8, "tile_stages":
 _WITHOUT_WARP_GROUPS = ("sm_80", "sm_86", "sm_89", "sm_120")
 _ROWS: dict[str, dict[str, Configuration]] = {
     "paged_attention_tiled": {
-        **{name: {"tile_keys": 32} for name in _WITHOUT_WARP_GROUPS},
+        **{architecture: {"tile_keys": 32} for architecture in _WITHOUT_WARP_GROUPS},
+        "cdna": {"decode_keys": 32, "tile_keys": 32, "tile_stages": 1},
         "rdna": {"decode_keys": 32, "decode_warps": 8, "decode_stages": 1, **_RDNA_TILES},
     },
     "paged_attention_lean": {"rdna": {"tile_warps": 8}},
-    "sample": {"cdna": {"block": 1024, "weighed": 256, "num_warps": 4}},
+    "sample": {"cdna": {"block": 512, "weighed": 256, "num_warps": 4}},
 }
 """Kernel -> architecture or family -> what differs from the default."""
 
@@ -89,9 +90,17 @@ def _check(name: str, field: str, value: int, default: Configuration) -> None:
         raise ValueError(f"capability.best.{name}.{field} is {value}: give {wanted}")
 
 
-def keys_of_head(num_keys: int, head_bytes: int) -> int:
-    """How many cached positions a program takes when a (padded) head has `head_bytes`; 16 at the least."""
-    return max(16, min(num_keys, num_keys * 256 // head_bytes))
+def keys_of_head(num_keys: int, head_bytes: int, dtype: str) -> int:
+    """How many cached positions a program takes when a (padded) head has `head_bytes`: fewer for a large head, no more
+    than 32 in float32, whose products take several passes; 16 at the least.
+    """
+    most = 32 if dtype == "float32" else num_keys
+    return max(16, min(num_keys, most, num_keys * 256 // head_bytes))
+
+
+def rows_of_head(num_rows: int, head_bytes: int, dtype: str) -> int:
+    """How many query rows a tile has, likewise: its sums stay in registers."""
+    return max(16, min(num_rows, 32 if dtype == "float32" else num_rows, num_rows * 256 // head_bytes))
 
 
 _MATRIX_FLOAT32 = ("nvidia", "cdna")

@@ -27,6 +27,7 @@ from .configurations import (
     dot_precision,
     keys_of_head,
     register_limit,
+    rows_of_head,
     warps_of_head,
 )
 from .launching import TritonKernel, next_power_of_two
@@ -290,6 +291,7 @@ class _PagedAttention(TritonKernel):
     def __init__(self, configuration: Configuration, profile: DeviceProfile, problem: Problem, device: str) -> None:
         self.configuration = configuration
         self._group = problem.num_heads // problem.num_kv_heads
+        self._dtype = problem.dtype
         self._padded = next_power_of_two(problem.head_dim)
         self._head_bytes = self._padded * (4 if problem.dtype == "float32" else 2)
         self._architecture = architecture = profile.capability.architecture
@@ -299,7 +301,7 @@ class _PagedAttention(TritonKernel):
 
     def _num_keys(self, kind: str) -> int:
         """Keys that a program takes at once; a bulk copy stays within one block."""
-        num_keys = keys_of_head(self.configuration[f"{kind}_keys"], self._head_bytes)
+        num_keys = keys_of_head(self.configuration[f"{kind}_keys"], self._head_bytes, self._dtype)
         return min(num_keys, self._block_size) if self.bulk else num_keys
 
     def _resources(self, kind: str) -> dict[str, int]:
@@ -332,7 +334,8 @@ class _PagedAttention(TritonKernel):
     def _tiles(self, arguments: tuple[Any, ...], *, takes_singles: bool) -> None:
         out, q, k_cache, v_cache, tables, starts, lengths, scale, window = arguments
         num_tokens, num_sequences, num_keys = q.shape[0], lengths.shape[0], self._num_keys("tile")
-        num_rows = max(self._tile_rows(), next_power_of_two(self._group))
+        num_rows = rows_of_head(self.configuration["tile_rows"], self._head_bytes, self._dtype)
+        num_rows = max(num_rows, next_power_of_two(self._group))
         tokens = num_rows // self._group
         grid = ((num_tokens // tokens + num_sequences) * k_cache.shape[2],)
         self.launch(
@@ -358,11 +361,6 @@ class _PagedAttention(TritonKernel):
             HAS_WINDOW=window > 0,
             **self._resources("tile"),
         )
-
-    def _tile_rows(self) -> int:
-        """Fewer query rows where a head is large: the sums of a tile stay in registers."""
-        rows = self.configuration["tile_rows"]
-        return max(16, min(rows, rows * 256 // self._head_bytes))
 
 
 class TritonPagedAttentionLean(_PagedAttention):
@@ -441,6 +439,7 @@ class TritonPagedAttentionTiled(_PagedAttention):
             SPLITS=next_power_of_two(self.configuration["max_splits"]),
             BY_TOKEN=by_token,
             num_warps=4,
+            **register_limit(self._architecture, 4),
         )
 
 

@@ -7,6 +7,7 @@ from frontend_breaks import FRONTEND_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
+from triton_breaks import TRITON_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
 SCHEDULING = ("tests/pure/test_scheduling.py",)
@@ -78,8 +79,8 @@ BREAKS = (
     Break(
         "one that does not fit is passed for ever",
         "engine_core/scheduler.py",
-        "if sequence.num_preemptions or sequence.bypassed >= MAX_BYPASSED or len(passed) >= MAX_PASSED:",
-        "if len(passed) >= MAX_PASSED:",
+        "return bool(sequence.num_preemptions) or sequence.bypassed >= MAX_BYPASSED",
+        "return False",
         SCHEDULING,
     ),
     *FRONTEND_BREAKS,
@@ -88,4 +89,5 @@ BREAKS = (
     *NUMERICS_BREAKS,
     *PLATFORM_BREAKS,
     *PROFILE_BREAKS,
+    *TRITON_BREAKS,
 )
