@@ -62,7 +62,8 @@ def serve(parts: Parts, model: Path) -> None:
     try:
         _wait_ready(server, limit_s=180)
         ready_s = time.monotonic() - began
-        body = {"model": model.name, "prompt": "Once upon a time", "max_tokens": 64, "temperature": 0}
+        name = _get("/v1/models")["data"][0]["id"]
+        body = {"model": name, "prompt": "Once upon a time", "max_tokens": 64, "temperature": 0}
         took, texts = [], []
         for _ in range(3):
             start = time.monotonic()
