@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-P", "-m", "trimaran.frontend.launch.commands"]
+PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-q", "-m", "gpu", "--timeout", "400"]
+NUM_SHARDS = 12
 PORT = 8765
 
 
@@ -42,8 +44,29 @@ class Parts:
 
 
 def tests(parts: Parts) -> None:
-    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-q", "-m", "gpu", "--timeout", "300"]
-    parts.run("tests", [*command, "tests/gpu"], limit_s=420)
+    """The platform's alone, because they measure; those of kernels side by side, because compilers are slow."""
+    parts.run("tests_platform", [*PYTEST, "tests/gpu/test_cuda_platform.py"], limit_s=240)
+    listed = subprocess.run(
+        [*PYTEST, "--collect-only", "tests/gpu"], capture_output=True, text=True, check=False
+    ).stdout
+    ids = [line for line in listed.splitlines() if "::" in line and "test_cuda_platform" not in line]
+    shards = [ids[index::NUM_SHARDS] for index in range(NUM_SHARDS)]
+    began = time.monotonic()
+    with (parts.out / "tests_kernels.txt").open("w") as log:
+        running = [
+            subprocess.Popen([*PYTEST, *shard], stdout=log, stderr=subprocess.STDOUT) for shard in shards if shard
+        ]
+        codes = [_wait(process, began + 420) for process in running]
+    parts.ended["tests_kernels"] = {"codes": codes, "code": max(codes, default=1), "seconds": time.monotonic() - began}
+    print("tests_kernels", parts.ended["tests_kernels"], flush=True)
+
+
+def _wait(process: subprocess.Popen[bytes], ends: float) -> int:
+    try:
+        return process.wait(max(1.0, ends - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return 124
 
 
 def commands(parts: Parts) -> None:
