@@ -192,7 +192,7 @@ KERNELS = (
 
 
 def test_kernels_of_other_packages_go_first(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trimaran.device_workers.boot import describe, resolve_all
+    from trimaran.device_workers.boot import describe
     from trimaran.ipc.facts import Problem
 
     from ..step_driver import make_configuration
@@ -203,8 +203,8 @@ def test_kernels_of_other_packages_go_first(model: Path, tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     warnings: list[str] = []
     described = describe(make_configuration(model, tmp_path, platform="cpu"), warnings.append)
-    chosen = {entry.kernel: entry.chosen for entry in resolve_all(described, Problem(dtype="float32", head_dim=32))}
-    assert chosen["silu_and_mul"] == "stranger_silu"
+    problem = Problem(dtype="float32", head_dim=32)
+    assert described.registry.resolve("silu_and_mul", described.profile, problem).chosen == "stranger_silu"
     assert described.registry.chain("silu_and_mul")[-1].name == "plain_silu_and_mul", "the reference stays last"
     assert any("stranger_dream is for dream, and there is no such kernel" in text for text in warnings)
     assert any("strangers (nothing:X) are not used: ModuleNotFoundError" in text for text in warnings)
