@@ -77,9 +77,19 @@ def _with_path(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
 
 
+@pytest.mark.user_pain("D2")
+def test_more_workers_than_visible_devices_end_the_start(model: Path) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "GPU-11111111-2222-3333-4444-555555555555"}
+    code, lines = refused_start(model, "--tensor-parallel", "2", environment=environment)
+    assert code == 2
+    assert "--tensor-parallel 2 needs device 1" in lines[-1] and "CUDA_VISIBLE_DEVICES=GPU-1111" in lines[-1]
+
+
 @pytest.mark.user_pain("D3")
 def test_the_platform_is_shown_in_the_log_and_by_the_server(model: Path) -> None:
-    with Server(model, script=None) as server:
+    """Also with variables that hold no numbers."""
+    slices = {"CUDA_VISIBLE_DEVICES": "MIG-0a1b2c3d-0000-1111-2222-333344445555", "ZE_AFFINITY_MASK": "0.0,0.1"}
+    with Server(model, script=None, environment=slices) as server:
         info = server.http.get("/v1/server_info").json()
         assert '"cpu"' in str(info).replace("'", '"')
         for name in PLATFORMS:
