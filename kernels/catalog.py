@@ -328,11 +328,11 @@ CATALOG: tuple[Implementation, ...] = (
         features=frozenset({Feature.BULK_TENSOR_COPY}),
         block_sizes=frozenset({16, 32, 64, 128}),
         head_dim_multiple=8,
-        min_shared_memory_bytes=96 << 10,
+        min_shared_memory_bytes=112 << 10,
         not_offered={"sm_120": "Triton's bulk copies spill registers there"},
     ),
     _triton_attention(
-        _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=48 << 10
+        _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=56 << 10
     ),
     _triton_attention(
         _triton_paged_attention_lean, "_lean", AttentionStrategy.LOW_OCCUPANCY, min_shared_memory_bytes=32 << 10

@@ -171,7 +171,12 @@ class Launched(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def title(self) -> str:
-        return self.kernel.__name__.removesuffix("_kernel")
+        """The kernel, and of a decode which: places are tokens or sequences; one program has all keys or a share."""
+        name = str(self.kernel.__name__.removesuffix("_kernel"))
+        if name != "decode":
+            return name
+        places = "by token" if self.constants["BY_TOKEN"] else "by sequence"
+        return f"{name} {places}, {'whole' if self.constants['IS_WHOLE'] else 'in parts'}"
 
 
 def _described(argument: Any, is_general: bool) -> object:
@@ -544,7 +549,7 @@ def page(record: dict[str, Any]) -> str:
 
 def _cell_text(cell: dict[str, Any], architecture: str, reasons: dict[str, int]) -> str:
     if "refused" in cell:
-        number = reasons.setdefault(cell["refused"], len(reasons) + 1)
+        number = reasons.setdefault(cell["refused"].replace(architecture, "it"), len(reasons) + 1)
         return f"*n* {number}"
     compiled_ones = [entry for entry in cell["launches"].values() if "fingerprint" in entry]
     if any(fault(architecture, entry) for entry in compiled_ones):
@@ -556,7 +561,8 @@ def _cell_text(cell: dict[str, Any], architecture: str, reasons: dict[str, int])
 
 def _details(cells: Cells) -> list[str]:
     """Attention, whose tiles differ most, launch by launch."""
-    lines = ["## Attention, launch by launch", "", "Registers · shared memory (KiB) · warps.", ""]
+    legend = "Registers · shared memory (KiB) · warps. *=*: the binary of another line."
+    lines = ["## Attention, launch by launch", "", legend, ""]
     for name in (name for name in cells if "attention" in name):
         offered = [architecture for architecture in TARGETS if "launches" in cells[name][architecture]]
         titles = list(dict.fromkeys(title for key in offered for title in cells[name][key]["launches"]))
@@ -570,9 +576,9 @@ def _details(cells: Cells) -> list[str]:
 
 def _detail(entry: dict[str, Any] | None) -> str:
     if entry is None:
-        return "as another"
+        return "*=*"
     if "refused" in entry:
-        return entry["refused"]
+        return str(entry["refused"])
     if "registers" not in entry:
         return "**red**"
     return f"{entry['registers']} · {entry['shared'] / 1024:.0f} · {entry['warps']}"
