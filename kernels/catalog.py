@@ -329,7 +329,7 @@ CATALOG: tuple[Implementation, ...] = (
         block_sizes=frozenset({16, 32, 64, 128}),
         head_dim_multiple=8,
         min_shared_memory_bytes=112 << 10,
-        not_offered={"sm_120": "Triton's bulk copies spill registers there"},
+        not_offered={"sm_120": "the assembler makes each bulk copy a call through the stack there"},
     ),
     _triton_attention(
         _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=56 << 10

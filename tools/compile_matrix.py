@@ -275,11 +275,12 @@ def name_target(target: Target) -> None:
 
 
 def compiled(launched: Launched) -> dict[str, Any]:
-    """Registers, spilled bytes (NVIDIA) or registers (AMD), shared memory in bytes, seconds."""
+    """Registers, spilled bytes (NVIDIA) or registers (AMD), shared memory in bytes, seconds, bulk copies if any."""
     began = time.perf_counter()
     result = launched.kernel.warmup(*launched.arguments, grid=launched.grid, **launched.constants)
     took = time.perf_counter() - began
     registers, spilled = _nvidia_usage(result.asm["cubin"]) if "cubin" in result.asm else _amd_usage(result.asm)
+    num_bulk_copies = result.asm.get("ptx", "").count("cp.async.bulk.tensor")
     return {
         "registers": registers,
         "spilled": spilled,
@@ -287,6 +288,7 @@ def compiled(launched: Launched) -> dict[str, Any]:
         "warps": result.metadata.num_warps,
         "stages": result.metadata.num_stages,
         "seconds": round(took, 1),
+        **({"bulk_copies": num_bulk_copies} if num_bulk_copies else {}),
     }
 
 
@@ -432,6 +434,11 @@ def _untaken(title: str, taken: dict[str, Any]) -> str:
 
 def read_record() -> dict[str, Any]:
     return json.loads(RECORD.read_text()) if RECORD.exists() else {"triton": "", "cells": {}}
+
+
+def _one_line_each(text: str) -> str:
+    """Innermost objects on lines of their own, so that a change reads as the launches that changed."""
+    return re.sub(r"\{\n([^{}]*?)\n\s*\}", lambda found: "{" + " ".join(found[1].split()) + "}", text)
 
 
 def known_numbers(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -609,7 +616,7 @@ def main() -> int:
     if complete:
         record["cells"] = cells
     record["triton"] = importlib.metadata.version("triton")
-    RECORD.write_text(json.dumps(record, indent=1, sort_keys=False) + "\n")
+    RECORD.write_text(_one_line_each(json.dumps(record, indent=1)) + "\n")
     if complete:
         PAGE.write_text(page(record))
     red = faults(cells)
