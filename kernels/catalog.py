@@ -343,7 +343,7 @@ CATALOG: tuple[Implementation, ...] = (
     _triton("greedy_sample", _triton_greedy_sample),
     _plain("greedy_sample", _plain_greedy_sample),
     _cpp("sample", _cpp_sample),
-    _triton("sample", _triton_sample),
+    _triton("sample", _triton_sample, features=frozenset({Feature.FP64})),
     _plain("sample", _plain_sample),
     _triton("apply_penalties", _triton_apply_penalties),
     _plain("apply_penalties", _plain_apply_penalties),
