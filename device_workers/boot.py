@@ -22,7 +22,7 @@ from ..kernels.catalog import CATALOG
 from ..kernels.implementation import Services
 from ..kernels.registry import KernelChoices, Registry
 from ..kernels.verification import VerdictCache, Verifier
-from .dtype_choice import DtypeMeasurements, candidates, check_dtype, choose_dtype, measure
+from .dtype_choice import DtypeMeasurements, candidates, check_dtype, choose_dtype, lacks, measure
 from .execution.contract import StepEngine
 from .execution.declared_engine import DeclaredEngine, MemoryWishes
 from .models.config import ModelConfig, read_config
@@ -226,6 +226,8 @@ def _tensor_engine(
     config, shard = described.config, described.shard
     assert config is not None and shard is not None
     dtype, dtype_decision = _settle_dtype(configuration, described, config, services, on_phase)
+    if configuration.rank == 0 and lacks(config.dtype, described.profile) and not dtype_decision.overridden:
+        services.warn(f"the model runs in {dtype}: {dtype_decision.reason}")
     model = make_facts(
         config, shard, dtype=dtype, kv_dtype=configuration.kv_dtype, max_model_len=configuration.max_model_len
     )

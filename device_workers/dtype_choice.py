@@ -41,6 +41,11 @@ def _has(dtype: str, profile: DeviceProfile) -> bool:
     return dtype not in _FEATURE or _FEATURE[dtype] in profile.capability.features
 
 
+def lacks(dtype: str, profile: DeviceProfile) -> bool:
+    """Whether the device cannot compute in a dtype that we know."""
+    return dtype in DTYPES and not _has(dtype, profile)
+
+
 def choose_dtype(
     asked: str, checkpoint: str, profile: DeviceProfile, seconds: Mapping[str, float] | None
 ) -> tuple[str, Decision]:

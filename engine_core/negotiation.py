@@ -33,6 +33,7 @@ _STEP_SHARE = 0.1  # of the memory that weights leave, for the buffers of a step
 _TYPICAL_TOKENS = 256  # of one running sequence, to guess how many a KV cache holds
 _SMALL_BLOCK_BYTES = 64 << 10
 _SMALL_MULTIPROCESSORS = 32
+_FEW_ROWS = 8
 _ESTIMATE_MARGIN = 0.97  # packing adds a little to the weights: an early answer must still hold after loading
 
 
@@ -195,12 +196,20 @@ def _check_weights(
         cures.append("--dtype bfloat16 needs half")
     if 1 < ranks <= 64:
         cures.append(f"spread it over devices: --tensor-parallel {1 << (ranks - 1).bit_length()}")
-    needed = (memory.total_bytes - memory.free_bytes + model.weight_bytes) / memory.total_bytes if memory else 2.0
-    if needed <= 0.99:
-        cures.append(f"raise --memory-utilization above {needed:.2f}")
+    needed = _least_share(model, memory) if memory is not None else 1.0
+    if needed < 0.99:
+        cures.append(f"raise --memory-utilization to {needed:.2f}")
     elif memory is not None and memory.total_bytes * asked.memory_utilization > model.weight_bytes:
         cures.append("end the programs that hold memory")
     raise Refusal(f"{story}; {', or '.join(cures)}")
+
+
+def _least_share(model: ModelFacts, memory: MemoryFacts) -> float:
+    """The share of memory at which the model starts, with a few short sequences; rounded up to a hundredth."""
+    step = model.step_bytes(max_tokens=_TYPICAL_TOKENS, max_rows=_FEW_ROWS, max_blocks=_TYPICAL_TOKENS)
+    cache = _FEW_ROWS * _TYPICAL_TOKENS * model.kv_bytes_per_token
+    needed = memory.total_bytes - memory.free_bytes + model.weight_bytes + 2 * (step + cache)
+    return -(-100 * needed // memory.total_bytes) / 100
 
 
 def _check_wishes(
@@ -386,7 +395,7 @@ def _full_step(model: ModelFacts, profile: DeviceProfile) -> tuple[int, str]:
         return 8192, "fills the device in prefill and bounds a step's time (the device's rates are not known)"
     tokens = rate * 1e12 * _PREFILL_EFFICIENCY * _STEP_S / (2 * model.num_parameters)
     value = min(8192, max(512, _floor_power(max(int(tokens), 1))))
-    return value, f"{rate:g} TFLOP/s compute it in about {_STEP_S * value / tokens:.2f} s"
+    return value, f"{rate:g} TFLOP/s compute it in about {_STEP_S * value / tokens:.2g} s"
 
 
 def _max_chunk_tokens(asked: CoreConfiguration, budget: int) -> Decision:

@@ -144,7 +144,7 @@ def _triton_greedy_sample(profile: DeviceProfile, problem: Problem, services: Se
 def _triton_sample(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_triton.sampling import TritonSample
 
-    return TritonSample(configuration("sample", profile.capability))
+    return TritonSample(configuration("sample", profile.capability), profile.capability)
 
 
 def _triton_apply_penalties(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
@@ -322,9 +322,6 @@ CATALOG: tuple[Implementation, ...] = (
     _plain("silu_and_mul", _plain_silu_and_mul),
     _cpp("paged_attention", _cpp_paged_attention, same_kv_dtype=True, strategy=AttentionStrategy.PLAIN),
     _triton_attention(
-        _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=48 << 10
-    ),
-    _triton_attention(
         _triton_paged_attention_bulk,
         "_bulk",
         AttentionStrategy.BULK_COPY,
@@ -332,6 +329,10 @@ CATALOG: tuple[Implementation, ...] = (
         block_sizes=frozenset({16, 32, 64, 128}),
         head_dim_multiple=8,
         min_shared_memory_bytes=96 << 10,
+        not_offered={"sm_120": "Triton's bulk copies spill registers there"},
+    ),
+    _triton_attention(
+        _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=48 << 10
     ),
     _triton_attention(
         _triton_paged_attention_lean, "_lean", AttentionStrategy.LOW_OCCUPANCY, min_shared_memory_bytes=32 << 10

@@ -98,7 +98,7 @@ def _misfit_sizes(metadata: KernelMetadata, problem: Problem) -> str | None:
     if metadata.max_head_dim and head_dim > metadata.max_head_dim:
         return f"takes head sizes up to {metadata.max_head_dim}, not {head_dim}"
     if metadata.block_sizes and block_size and block_size not in metadata.block_sizes:
-        return f"takes block sizes {_listed({str(size) for size in metadata.block_sizes})}, not {block_size}"
+        return f"takes block sizes {', '.join(str(size) for size in sorted(metadata.block_sizes))}, not {block_size}"
     return None
 
 

@@ -123,8 +123,10 @@ def _mixed_attention(problem: Problem, generator: torch.Generator) -> Trial:
 
 
 def _decode_attention(problem: Problem, generator: torch.Generator) -> Trial:
-    """One token of each sequence, as in a step of decodes, and a row that has nothing to do."""
-    return _paged_attention(problem, generator, (1, 1, 0, 1), (1, 90, 2, 33))
+    """One token of each sequence, as in a step of decodes, and a row that has nothing to do. The table has room for
+    more positions than there are, as the engine's has.
+    """
+    return _paged_attention(problem, generator, (1, 1, 0, 1), (1, 290, 2, 33), room=1200)
 
 
 def _short_chunk_attention(problem: Problem, generator: torch.Generator) -> Trial:
@@ -133,7 +135,12 @@ def _short_chunk_attention(problem: Problem, generator: torch.Generator) -> Tria
 
 
 def _paged_attention(
-    problem: Problem, generator: torch.Generator, num_queries: tuple[int, ...], lengths: tuple[int, ...]
+    problem: Problem,
+    generator: torch.Generator,
+    num_queries: tuple[int, ...],
+    lengths: tuple[int, ...],
+    *,
+    room: int = 0,
 ) -> Trial:
     """Over a shuffled block table; unused slots hold NaN."""
     dtype, block_size = DTYPES[problem.dtype], problem.block_size
@@ -152,7 +159,7 @@ def _paged_attention(
         q,
         k_cache,
         v_cache,
-        tables.to(torch.int32),
+        torch.nn.functional.pad(tables.to(torch.int32), (0, max(0, room // block_size - width))),
         starts,
         kv_lengths,
         problem.head_dim**-0.5,

@@ -1,8 +1,8 @@
 """Triton kernels on the CPU: a child process whose Triton interprets, since that is settled when Triton is imported.
 
 `python tests/triton_interpreter.py` answers one JSON line for each it reads: the verdict of loading one implementation
-for one problem by the registry, which runs it on its trials and compares it with the reference. The parent's end is
-`Interpreter`.
+for one problem by the registry, which runs it on its trials and compares it with the reference; or that of one of the
+`triton_checks`. The parent's end is `Interpreter`.
 
 The interpreter of Triton 3.6 is wrong in three places, which `repair` mends: it multiplies bfloat16 as the integers
 that hold its bits, it cuts float32 to bfloat16 instead of rounding, and it makes numbers of one-element arrays in a way
@@ -87,6 +87,11 @@ def answer(request: dict[str, Any]) -> str:
     from trimaran.ipc.facts import Problem
 
     try:
+        if "check" in request:
+            from trimaran.tests import triton_checks
+
+            check = triton_checks.CHECKS.get(request["check"], triton_checks.long_contexts)
+            return check("cpu", interpreting_profile(), *request["arguments"])
         return verdict(request["name"], Problem(**request["problem"]), request["best"])
     except Exception:
         return traceback.format_exc()
@@ -113,8 +118,14 @@ class Interpreter:
         )
 
     def verdict(self, name: str, problem: dict[str, Any], best: dict[str, dict[str, int]] | None = None) -> str:
+        return self._asked({"name": name, "problem": problem, "best": best or {}})
+
+    def check(self, name: str, *arguments: object) -> str:
+        return self._asked({"check": name, "arguments": arguments})
+
+    def _asked(self, request: dict[str, Any]) -> str:
         assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write(json.dumps({"name": name, "problem": problem, "best": best or {}}) + "\n")
+        self._child.stdin.write(json.dumps(request) + "\n")
         self._child.stdin.flush()
         return str(json.loads(self._child.stdout.readline()))
 

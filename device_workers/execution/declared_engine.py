@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, MemoryFacts, ModelFacts, Resolution
 from ...ipc.plan import StepPlan, StepResult, TokenMasks
 from ...ipc.worker_messages import Settled
-from ..memory.memory_plan import plan_memory, plan_spending
+from ..memory.memory_plan import plan_memory, plan_spending, shared_limit
 from .contract import LoadFacts, OnFraction, Spending
 from .progress import Progress
 
@@ -50,7 +50,7 @@ class DeclaredEngine:
             memory,
             utilization=wishes.utilization,
             kv_memory_bytes=wishes.kv_memory_bytes,
-            memory_is_shared=profile.memory_is_shared,
+            shared_limit_bytes=shared_limit(profile, memory.total_bytes),
         )
 
     def load(self, settled: Settled, on_fraction: OnFraction) -> LoadFacts:
@@ -72,7 +72,7 @@ class DeclaredEngine:
             activation_bytes=activation_bytes,
             utilization=self._wishes.utilization,
             kv_memory_bytes=self._wishes.kv_memory_bytes,
-            memory_is_shared=self.profile.memory_is_shared,
+            shared_limit_bytes=shared_limit(self.profile, memory.total_bytes),
         )
         return LoadFacts(
             resolutions=self._resolve(settled),

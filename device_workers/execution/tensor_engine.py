@@ -22,7 +22,7 @@ from ...kernels.registry import KernelChoices, Registry
 from ...kernels.trials import DTYPES
 from ..memory.exhaustion import exhaustion_as_memory_error
 from ..memory.kv_cache import KvCache, KvLayout
-from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending
+from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending, shared_limit
 from ..models.config import ModelConfig
 from ..models.decoder import Activations, Decoder, DecoderKernels, WeightReader
 from ..models.facts import KERNELS, kernel_problem
@@ -70,11 +70,12 @@ class TensorEngine:
         self.profile = parts.profile
         self.model = parts.model
         self.decisions = parts.decisions
+        memory = parts.backend.memory_facts()
         self.spending: Spending | None = plan_spending(
-            parts.backend.memory_facts(),
+            memory,
             utilization=parts.memory_utilization,
             kv_memory_bytes=parts.kv_memory_bytes,
-            memory_is_shared=parts.profile.memory_is_shared,
+            shared_limit_bytes=shared_limit(parts.profile, memory.total_bytes),
         )
         self.progress = Progress()
         self._device = parts.backend.torch_device
@@ -162,14 +163,14 @@ class TensorEngine:
         )
 
     def _plan_memory(self) -> MemoryPlan:
-        parts = self._parts
+        parts, memory = self._parts, self._parts.backend.memory_facts()
         return plan_memory(
-            parts.backend.memory_facts(),
+            memory,
             weight_bytes=self._weight_bytes,
             activation_bytes=self._activations.num_bytes + self._builder.num_bytes,
             utilization=parts.memory_utilization,
             kv_memory_bytes=parts.kv_memory_bytes,
-            memory_is_shared=self.profile.memory_is_shared,
+            shared_limit_bytes=shared_limit(self.profile, memory.total_bytes),
         )
 
     @torch.inference_mode()

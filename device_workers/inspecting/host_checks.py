@@ -307,7 +307,7 @@ def check_cache(examined: Examined) -> Iterator[Verdict]:
     existing = Path(folder)
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
-    if not os.access(existing, os.W_OK):
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
         yield _verdict(
             "cache",
             Level.WARN,

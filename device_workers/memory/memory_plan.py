@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ipc.conditions import Refusal
-from ...ipc.facts import Decision, MemoryFacts
+from ...ipc.facts import Decision, DeviceProfile, MemoryFacts
 from ..execution.contract import Spending
 
 SHARED_MEMORY_KV_LIMIT_BYTES = 2 << 30
-"""KV cache by default where the device's memory is the host's, which other programs need too."""
+"""KV cache by default on a processor, whose memory other programs need too."""
+_SHARED_MEMORY_DIVISOR = 4
+"""Of a GPU that shares its memory with such programs, this part at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +25,25 @@ class MemoryPlan:
     decision: Decision
 
 
+def shared_limit(profile: DeviceProfile, total_bytes: int) -> int | None:
+    """The most that a KV cache takes unasked where the device's memory is the host's; None: as much as there is.
+
+    A server's accelerator on a board with its host (such as an MI300A) is there for nothing else.
+    """
+    if not profile.memory_is_shared:
+        return None
+    if profile.platform == "cpu":
+        return SHARED_MEMORY_KV_LIMIT_BYTES
+    if profile.is_integrated or profile.platform == "metal":
+        return max(SHARED_MEMORY_KV_LIMIT_BYTES, total_bytes // _SHARED_MEMORY_DIVISOR)
+    return None
+
+
 def plan_spending(
-    memory: MemoryFacts, *, utilization: float, kv_memory_bytes: int | None, memory_is_shared: bool
+    memory: MemoryFacts, *, utilization: float, kv_memory_bytes: int | None, shared_limit_bytes: int | None
 ) -> Spending:
     """What may be allocated in all, from memory as it is now. An asked KV size bounds the cache, not the rest."""
-    limit = kv_memory_bytes
-    if limit is None and memory_is_shared:
-        limit = SHARED_MEMORY_KV_LIMIT_BYTES
+    limit = shared_limit_bytes if kv_memory_bytes is None else kv_memory_bytes
     spendable = int(memory.total_bytes * utilization) - (memory.total_bytes - available_bytes(memory))
     return Spending(memory=memory, spendable_bytes=max(spendable, 0), kv_limit_bytes=limit)
 
@@ -41,7 +55,7 @@ def plan_memory(
     activation_bytes: int,
     utilization: float,
     kv_memory_bytes: int | None,
-    memory_is_shared: bool,
+    shared_limit_bytes: int | None,
 ) -> MemoryPlan:
     """The KV budget from what is left once weights and step buffers are allocated.
 
@@ -49,7 +63,7 @@ def plan_memory(
     or refused where it cannot be had.
     """
     spending = plan_spending(
-        memory, utilization=utilization, kv_memory_bytes=kv_memory_bytes, memory_is_shared=memory_is_shared
+        memory, utilization=utilization, kv_memory_bytes=kv_memory_bytes, shared_limit_bytes=shared_limit_bytes
     )
     left, limit = spending.spendable_bytes, spending.kv_limit_bytes
     used = _mib(memory.total_bytes - available_bytes(memory))

@@ -186,8 +186,9 @@ class Backend(Protocol):
         ...
 
     def capture_graph(self, run: Callable[[], None]) -> Graph:
-        """Record what `run` launches. Every kernel it calls must be capturable and have run once. Raises NotSupported;
-        a recording that fails, or that holds nothing, leaves the device usable.
+        """Record what `run` launches. Every kernel it calls must be capturable and have run once.
+
+        Raises NotSupported when the recording fails or (where the vendor tells) holds nothing; the device stays usable.
         """
         ...
 

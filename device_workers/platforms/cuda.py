@@ -242,5 +242,8 @@ def launch_limits(properties: Any) -> dict[str, int | None]:
 
 
 def named_holders(host: Host, holders: dict[int, int]) -> dict[str, int]:
-    """Bytes by "pid name", without this process. A pid of another namespace has no name here."""
+    """Bytes by "pid name", without this process.
+
+    In a container the driver gives the host's pids, which mean nothing here, this process's own among them.
+    """
     return {f"{pid} {host.process_name(pid)}": size for pid, size in holders.items() if pid != os.getpid()}

@@ -157,7 +157,8 @@ class Host:
         return _kib(entries["MemTotal"]), _kib(entries["MemAvailable"])
 
     def process_name(self, pid: int) -> str:
-        return self.read(f"/proc/{pid}/comm") or "?"
+        """What runs under a pid; a pid that this process cannot see belongs to another namespace."""
+        return self.read(f"/proc/{pid}/comm") or "(not visible from here)"
 
 
 def _kib(text: str) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -351,9 +351,21 @@ class AcceleratorBackend:
             self._graph_pool = self._module.graph_pool_handle()
         self.synchronize()
         native = self._parts.graph_class()
-        with _recording_faults(native, self.synchronize):
+        try:
             self._record(native, run)
+        except (RuntimeError, NotSupported) as error:
+            self._forget(native)
+            if isinstance(error, NotSupported):
+                raise
+            raise NotSupported(f"the recording failed: {first_line(error)}") from error
         return AcceleratorGraph(native)
+
+    def _forget(self, native: Any) -> None:
+        """After a recording that failed: its stream and memory pool may still believe that they are recording."""
+        with suppress(RuntimeError):
+            native.reset()
+        self._capture_stream = self._graph_pool = None
+        self.synchronize()
 
     def _record(self, native: Any, run: Callable[[], None]) -> None:
         assert self._capture_stream is not None
@@ -385,20 +397,6 @@ class AcceleratorBackend:
     def close(self) -> None:
         self.synchronize()
         self.release_cached_memory()
-
-
-@contextmanager
-def _recording_faults(native: Any, synchronize: Callable[[], None]) -> Iterator[None]:
-    """A recording that fails is thrown away and the device stays usable; the failure becomes NotSupported."""
-    try:
-        yield
-    except (RuntimeError, NotSupported) as error:
-        with suppress(RuntimeError):
-            native.reset()
-        synchronize()
-        if isinstance(error, NotSupported):
-            raise
-        raise NotSupported(f"the recording failed: {first_line(error)}") from error
 
 
 def pinned_bytes(num_bytes: int) -> torch.Tensor:

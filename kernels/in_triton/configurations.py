@@ -43,19 +43,27 @@ _DEFAULTS: dict[str, Configuration] = {
     },
     "paged_attention_lean": {"tile_rows": 16, "tile_keys": 32, "tile_warps": 2, "tile_stages": 1},
     "greedy_sample": {"block": 2048, "num_warps": 4},
-    "sample": {"block": 2048, "weighed": 512, "num_warps": 8},
+    "sample": {"block": 4096, "weighed": 512, "num_warps": 16},
     "apply_penalties": {"block": 1024, "num_warps": 4},
     "token_logprobs": {"block": 2048, "num_warps": 8},
     "quantize_fp8": {"block": 16384, "num_warps": 8},
 }
 
-_ROWS: dict[str, dict[str, Configuration]] = {}
+_RDNA_TILES = {"tile_rows": 32, "tile_keys": 32, "tile_warps": 8, "tile_stages": 1}
+_WITHOUT_WARP_GROUPS = ("sm_80", "sm_86", "sm_89", "sm_120")
+_ROWS: dict[str, dict[str, Configuration]] = {
+    "paged_attention_tiled": {
+        **{architecture: {"tile_keys": 32} for architecture in _WITHOUT_WARP_GROUPS},
+        "cdna": {"decode_keys": 32, "tile_keys": 32, "tile_stages": 1},
+        "rdna": {"decode_keys": 32, "decode_warps": 8, "decode_stages": 1, **_RDNA_TILES},
+    },
+    "paged_attention_lean": {"rdna": {"tile_warps": 8}},
+    "sample": {"cdna": {"block": 512, "weighed": 256, "num_warps": 4}},
+}
+"""Kernel -> architecture or family -> what differs from the default."""
 
 _FAMILIES = (("sm_", "nvidia"), ("gfx9", "cdna"), ("gfx1", "rdna"))
 """First letters of a compiler's name for an architecture -> family."""
-
-WITHOUT_MATRIX_FLOAT32 = ("rdna",)
-"""Families whose matrix units take no float32: products then run lane by lane and want small tiles."""
 
 
 def family(architecture: str) -> str | None:
@@ -82,9 +90,48 @@ def _check(name: str, field: str, value: int, default: Configuration) -> None:
         raise ValueError(f"capability.best.{name}.{field} is {value}: give {wanted}")
 
 
-def keys_of_head(num_keys: int, head_bytes: int) -> int:
-    """How many cached positions a program takes when a (padded) head has `head_bytes`; 16 at the least."""
-    return max(16, min(num_keys, num_keys * 256 // head_bytes))
+def keys_of_head(num_keys: int, head_bytes: int, dtype: str) -> int:
+    """How many cached positions a program takes when a (padded) head has `head_bytes`: fewer for a large head, no more
+    than 32 in float32, whose products take several passes; 16 at the least.
+    """
+    most = 32 if dtype == "float32" else num_keys
+    return max(16, min(num_keys, most, num_keys * 256 // head_bytes))
+
+
+def rows_of_head(num_rows: int, head_bytes: int, dtype: str) -> int:
+    """How many query rows a tile has, likewise: its sums stay in registers."""
+    return max(16, min(num_rows, 32 if dtype == "float32" else num_rows, num_rows * 256 // head_bytes))
+
+
+_MATRIX_FLOAT32 = ("nvidia", "cdna")
+"""Families with matrix units that take float32, whole or in three passes."""
+
+_WIDE_BYTES = 1024
+"""From here on a (padded) head is wide: float32 of more than 128 channels."""
+
+
+def warps_of_head(num_warps: int, head_bytes: int) -> int:
+    """At least eight for a wide head, whose sums and values must find room in registers."""
+    return max(8, num_warps) if head_bytes >= _WIDE_BYTES else num_warps
+
+
+def channels_of_chunk(architecture: str, num_channels: int, head_bytes: int, dtype: str) -> int:
+    """How many channels of queries and keys are multiplied at a time: all, or few of a wide head.
+
+    Without matrix units for float32 a thread holds whole rows and columns of the factors, so fewer still.
+    """
+    if family(architecture) in _MATRIX_FLOAT32:
+        return num_channels if head_bytes < _WIDE_BYTES else 64
+    return num_channels if dtype != "float32" else min(32, num_channels)
+
+
+def register_limit(architecture: str, num_warps: int) -> dict[str, int]:
+    """The launch option that lets a program have all registers it can: NVIDIA's assembler would otherwise spill a few
+    for the sake of more programs at once. Other compilers know no such option.
+    """
+    if family(architecture) != "nvidia":
+        return {}
+    return {"maxnreg": min(255, 65536 // (32 * num_warps))}
 
 
 def dot_precision(architecture: str) -> str:

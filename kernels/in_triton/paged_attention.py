@@ -21,7 +21,15 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...ipc.facts import DeviceProfile, Problem
-from .configurations import Configuration, dot_precision, keys_of_head
+from .configurations import (
+    Configuration,
+    channels_of_chunk,
+    dot_precision,
+    keys_of_head,
+    register_limit,
+    rows_of_head,
+    warps_of_head,
+)
 from .launching import TritonKernel, next_power_of_two
 
 _LOG2_E = 1.4426950408889634
@@ -63,13 +71,17 @@ def _place(starts, place, num_sequences, BY_TOKEN: tl.constexpr):
 
 
 @triton.jit
-def _keys_and_values(
-    keys, values, table, start, end, group, k_strides, v_strides,
-    D: tl.constexpr, DP: tl.constexpr, S: tl.constexpr, KEYS: tl.constexpr, BULK: tl.constexpr,
+def _scores_and_values(
+    query, q_rows, has_query, num_channels, keys, values, table, start, end, group, k_strides, v_strides, scale,
+    D: tl.constexpr, DP: tl.constexpr, S: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr,
+    BULK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of the positions from `start`: keys `[DP, KEYS]`, values `[KEYS, DP]`, zeros from `end` on (bulk: values only).
+    """Of the positions from `start`: scaled scores `[ROWS, KEYS]` and values `[KEYS, DP]`; values are zeros from `end`
+    on.
 
-    Slots beyond a sequence's end may hold anything, NaN too, and nothing times NaN is NaN.
+    Slots beyond a sequence's end may hold anything, NaN too, and nothing times NaN is NaN. Where a head is wider than
+    CHUNK channels, its queries (at `q_rows`) and keys are multiplied a chunk at a time: the whole would not fit the
+    registers.
     """
     positions = start + tl.arange(0, KEYS)
     channels = tl.arange(0, DP)
@@ -77,20 +89,29 @@ def _keys_and_values(
     if BULK:
         slot = tl.load(table + start // S) * S + start % S
         k = keys.load([group, slot, 0]).reshape(KEYS, DP).T
+        scores = tl.dot(query, k, input_precision=PRECISION)
         v = values.load([group, slot, 0]).reshape(KEYS, DP)
         v = tl.where(inside[:, None], v, tl.zeros_like(v))
     else:
         block = tl.load(table + positions // S, mask=inside, other=0).to(tl.int64)
         k_at = block * k_strides[0] + (positions % S) * k_strides[1] + group * k_strides[2]
         v_at = block * v_strides[0] + (positions % S) * v_strides[1] + group * v_strides[2]
-        if D == DP:
-            k = tl.load(keys + k_at[None, :] + channels[:, None], mask=inside[None, :], other=0.0)
-            v = tl.load(values + v_at[:, None] + channels[None, :], mask=inside[:, None], other=0.0)
+        if CHUNK < DP:
+            scores = tl.zeros([query.shape[0], KEYS], tl.float32)
+            for first in range(0, num_channels, CHUNK):  # a bound the compiler knew would be unrolled
+                some = first + tl.arange(0, CHUNK)
+                q_mask = has_query[:, None] & (some < D)[None, :]
+                k_mask = inside[None, :] & (some < D)[:, None]
+                q = tl.load(q_rows[:, None] + some[None, :], mask=q_mask, other=0.0)
+                k = tl.load(keys + k_at[None, :] + some[:, None], mask=k_mask, other=0.0)
+                scores = tl.dot(q, k, scores, input_precision=PRECISION)
         else:
-            real = channels < D
-            k = tl.load(keys + k_at[None, :] + channels[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-            v = tl.load(values + v_at[:, None] + channels[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-    return k, v
+            k_mask = inside[None, :] if D == DP else inside[None, :] & (channels < D)[:, None]
+            k = tl.load(keys + k_at[None, :] + channels[:, None], mask=k_mask, other=0.0)
+            scores = tl.dot(query, k, input_precision=PRECISION)
+        v_mask = inside[:, None] if D == DP else inside[:, None] & (channels < D)[None, :]
+        v = tl.load(values + v_at[:, None] + channels[None, :], mask=v_mask, other=0.0)
+    return scores * scale, v
 
 
 @triton.jit
@@ -104,14 +125,14 @@ def _weighed(scores, v, most, total, acc, PRECISION: tl.constexpr):
     return higher, total, acc
 
 
-@triton.jit(do_not_specialize=["window", "num_sequences", "num_splits"])
+@triton.jit(do_not_specialize=["window", "num_channels", "num_sequences", "num_splits"])
 def decode_kernel(
     out, q, keys, values, tables, starts, lengths, parts, most_of_parts, total_of_parts,
-    scale, window, num_sequences, num_splits,
+    scale, window, num_channels, num_sequences, num_splits,
     out_stride, q_token_stride, q_head_stride, table_stride,
     k_block_stride, k_slot_stride, k_head_stride, v_block_stride, v_slot_stride, v_head_stride,
     G: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, S: tl.constexpr,
-    KEYS: tl.constexpr, BY_TOKEN: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_WHOLE: tl.constexpr,
+    KEYS: tl.constexpr, CHUNK: tl.constexpr, BY_TOKEN: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_WHOLE: tl.constexpr,
     BULK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (places x G, splits): one query token, one key/value head, one share of its keys."""
@@ -132,9 +153,10 @@ def decode_kernel(
 
     rows = tl.arange(0, ROWS)
     channels = tl.arange(0, DP)
-    real = (rows < GROUP)[:, None] & (channels < D)[None, :]
-    q_row = q + token.to(tl.int64) * q_token_stride + (group * GROUP + rows)[:, None] * q_head_stride
-    query = tl.load(q_row + channels[None, :], mask=real, other=0.0)
+    has_query = rows < GROUP
+    real = has_query[:, None] & (channels < D)[None, :]
+    q_rows = q + token.to(tl.int64) * q_token_stride + (group * GROUP + rows) * q_head_stride
+    query = tl.load(q_rows[:, None] + channels[None, :], mask=real, other=0.0)
     table = tables + sequence.to(tl.int64) * table_stride
     most = tl.full([ROWS], _NOTHING, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -142,8 +164,10 @@ def decode_kernel(
     k_strides = (k_block_stride, k_slot_stride, k_head_stride)
     v_strides = (v_block_stride, v_slot_stride, v_head_stride)
     for start in range(begin, end, KEYS):
-        k, v = _keys_and_values(keys, values, table, start, end, group, k_strides, v_strides, D, DP, S, KEYS, BULK)
-        scores = tl.dot(query, k, input_precision=PRECISION) * scale
+        scores, v = _scores_and_values(
+            query, q_rows, has_query, num_channels, keys, values, table, start, end, group, k_strides, v_strides, scale,
+            D, DP, S, KEYS, CHUNK, BULK, PRECISION,
+        )  # fmt: skip
         positions = start + tl.arange(0, KEYS)
         seen = positions < end
         if HAS_WINDOW:
@@ -188,14 +212,14 @@ def merge_kernel(
     tl.store(out_row + channels, whole.to(out.dtype.element_ty), mask=channels < D)
 
 
-@triton.jit(do_not_specialize=["window", "num_sequences"])
+@triton.jit(do_not_specialize=["window", "num_channels", "num_sequences"])
 def tile_kernel(
-    out, q, keys, values, tables, starts, lengths, scale, window, num_sequences,
+    out, q, keys, values, tables, starts, lengths, scale, window, num_channels, num_sequences,
     out_stride, q_token_stride, q_head_stride, table_stride,
     k_block_stride, k_slot_stride, k_head_stride, v_block_stride, v_slot_stride, v_head_stride,
     G: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, S: tl.constexpr, KEYS: tl.constexpr, SKIPS_SINGLES: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    BULK: tl.constexpr, PRECISION: tl.constexpr,
+    DP: tl.constexpr, S: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr, SKIPS_SINGLES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, BULK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles x G): TOKENS queries of one sequence, times the heads of one group. Sequence n has the tiles from
     starts[n] // TOKENS + n on, of which those beyond its last query have nothing to do. Last tiles go first: they see
@@ -219,12 +243,11 @@ def tile_kernel(
     tokens = before + rows // GROUP
     heads = group * GROUP + rows % GROUP
     positions_of_rows = lowest + rows // GROUP
-    exists = (rows < TOKENS * GROUP) & (tokens < num_queries)
-    real = exists[:, None] & (channels < D)[None, :]
+    has_query = (rows < TOKENS * GROUP) & (tokens < num_queries)
+    real = has_query[:, None] & (channels < D)[None, :]
     at = (sequence_start + tokens).to(tl.int64)
-    query = tl.load(
-        q + (at * q_token_stride + heads * q_head_stride)[:, None] + channels[None, :], mask=real, other=0.0
-    )
+    q_rows = q + at * q_token_stride + heads * q_head_stride
+    query = tl.load(q_rows[:, None] + channels[None, :], mask=real, other=0.0)
     table = tables + sequence.to(tl.int64) * table_stride
     most = tl.full([ROWS], _NOTHING, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -237,13 +260,17 @@ def tile_kernel(
     else:
         all_see = (lowest + 1) // KEYS * KEYS  # every row sees every key before it: no mask
         for start in range(0, all_see, KEYS):
-            k, v = _keys_and_values(keys, values, table, start, end, group, k_strides, v_strides, D, DP, S, KEYS, BULK)
-            scores = tl.dot(query, k, input_precision=PRECISION) * scale
+            scores, v = _scores_and_values(
+                query, q_rows, has_query, num_channels, keys, values, table, start, end, group, k_strides, v_strides,
+                scale, D, DP, S, KEYS, CHUNK, BULK, PRECISION,
+            )  # fmt: skip
             most, total, acc = _weighed(scores, v, most, total, acc, PRECISION)
         begin = all_see
     for start in range(begin, end, KEYS):
-        k, v = _keys_and_values(keys, values, table, start, end, group, k_strides, v_strides, D, DP, S, KEYS, BULK)
-        scores = tl.dot(query, k, input_precision=PRECISION) * scale
+        scores, v = _scores_and_values(
+            query, q_rows, has_query, num_channels, keys, values, table, start, end, group, k_strides, v_strides, scale,
+            D, DP, S, KEYS, CHUNK, BULK, PRECISION,
+        )  # fmt: skip
         positions = start + tl.arange(0, KEYS)
         distance = positions_of_rows[:, None] - positions[None, :]
         seen = (distance >= 0) & (positions < end)[None, :]
@@ -264,15 +291,23 @@ class _PagedAttention(TritonKernel):
     def __init__(self, configuration: Configuration, profile: DeviceProfile, problem: Problem, device: str) -> None:
         self.configuration = configuration
         self._group = problem.num_heads // problem.num_kv_heads
+        self._dtype = problem.dtype
         self._padded = next_power_of_two(problem.head_dim)
         self._head_bytes = self._padded * (4 if problem.dtype == "float32" else 2)
-        self._precision = dot_precision(profile.capability.architecture)
+        self._architecture = architecture = profile.capability.architecture
+        self._precision = dot_precision(architecture)
+        self._chunk = channels_of_chunk(architecture, self._padded, self._head_bytes, problem.dtype)
         self._block_size = problem.block_size
 
     def _num_keys(self, kind: str) -> int:
         """Keys that a program takes at once; a bulk copy stays within one block."""
-        num_keys = keys_of_head(self.configuration[f"{kind}_keys"], self._head_bytes)
+        num_keys = keys_of_head(self.configuration[f"{kind}_keys"], self._head_bytes, self._dtype)
         return min(num_keys, self._block_size) if self.bulk else num_keys
+
+    def _resources(self, kind: str) -> dict[str, int]:
+        num_warps = warps_of_head(self.configuration[f"{kind}_warps"], self._head_bytes)
+        limit = register_limit(self._architecture, num_warps)
+        return {"num_warps": num_warps, "num_stages": self.configuration[f"{kind}_stages"], **limit}
 
     def _sizes(self, q: torch.Tensor, k_cache: torch.Tensor) -> dict[str, Any]:
         head_dim = q.shape[2]
@@ -282,6 +317,7 @@ class _PagedAttention(TritonKernel):
             "D": head_dim,
             "DP": self._padded,
             "S": k_cache.shape[1],
+            "CHUNK": self._chunk,
             "BULK": self.bulk,
             "PRECISION": self._precision,
         }
@@ -298,14 +334,24 @@ class _PagedAttention(TritonKernel):
     def _tiles(self, arguments: tuple[Any, ...], *, takes_singles: bool) -> None:
         out, q, k_cache, v_cache, tables, starts, lengths, scale, window = arguments
         num_tokens, num_sequences, num_keys = q.shape[0], lengths.shape[0], self._num_keys("tile")
-        num_rows = max(self._tile_rows(), next_power_of_two(self._group))
+        num_rows = rows_of_head(self.configuration["tile_rows"], self._head_bytes, self._dtype)
+        num_rows = max(num_rows, next_power_of_two(self._group))
         tokens = num_rows // self._group
         grid = ((num_tokens // tokens + num_sequences) * k_cache.shape[2],)
         self.launch(
             tile_kernel,
             grid,
             *(out, q, self._cache(k_cache, num_keys), self._cache(v_cache, num_keys), tables, starts, lengths),
-            *(scale * _LOG2_E, window, num_sequences, out.stride(0), q.stride(0), q.stride(1), tables.stride(0)),
+            *(
+                scale * _LOG2_E,
+                window,
+                q.shape[2],
+                num_sequences,
+                out.stride(0),
+                q.stride(0),
+                q.stride(1),
+                tables.stride(0),
+            ),
             *(*k_cache.stride()[:3], *v_cache.stride()[:3]),
             **self._sizes(q, k_cache),
             ROWS=num_rows,
@@ -313,14 +359,8 @@ class _PagedAttention(TritonKernel):
             KEYS=num_keys,
             SKIPS_SINGLES=not takes_singles,
             HAS_WINDOW=window > 0,
-            num_warps=self.configuration["tile_warps"],
-            num_stages=self.configuration["tile_stages"],
+            **self._resources("tile"),
         )
-
-    def _tile_rows(self) -> int:
-        """Fewer query rows where a head is large: the sums of a tile stay in registers."""
-        rows = self.configuration["tile_rows"]
-        return max(16, min(rows, rows * 256 // self._head_bytes))
 
 
 class TritonPagedAttentionLean(_PagedAttention):
@@ -366,7 +406,7 @@ class TritonPagedAttentionTiled(_PagedAttention):
             decode_kernel,
             (num_places * num_kv_heads, num_splits),
             *(out, q, self._cache(k_cache, num_keys), self._cache(v_cache, num_keys), tables, starts, lengths),
-            *(*self._scratch, scale * _LOG2_E, window, num_sequences, num_splits),
+            *(*self._scratch, scale * _LOG2_E, window, q.shape[2], num_sequences, num_splits),
             *(out.stride(0), q.stride(0), q.stride(1), tables.stride(0)),
             *(*k_cache.stride()[:3], *v_cache.stride()[:3]),
             **sizes,
@@ -375,8 +415,7 @@ class TritonPagedAttentionTiled(_PagedAttention):
             BY_TOKEN=by_token,
             HAS_WINDOW=window > 0,
             IS_WHOLE=num_splits == 1,
-            num_warps=self.configuration["decode_warps"],
-            num_stages=self.configuration["decode_stages"],
+            **self._resources("decode"),
         )
         if num_splits > 1:
             self._merge(out, starts, num_places, num_sequences, num_splits, sizes, by_token=by_token)
@@ -400,6 +439,7 @@ class TritonPagedAttentionTiled(_PagedAttention):
             SPLITS=next_power_of_two(self.configuration["max_splits"]),
             BY_TOKEN=by_token,
             num_warps=4,
+            **register_limit(self._architecture, 4),
         )
 
 

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ...ipc.facts import Problem
-from .configurations import Configuration
+from ...ipc.facts import DeviceCapability, Problem
+from .configurations import Configuration, register_limit
 from .launching import TritonKernel, next_power_of_two
 from .philox import uniform_draw
 from .selection import key_of_rank, ordered_key, scaled
@@ -93,25 +93,30 @@ def _sum_of_weights(row, num_entries, temperature, highest, lowest_key, least, B
 
 
 @triton.jit
-def _nucleus_key(row, num_entries, temperature, highest, lowest_key, wanted, BLOCK: tl.constexpr):
-    """The smallest key above which the weights sum to less than `wanted`: entries from it on are the nucleus.
-
-    Eight passes settle four bits each: a pass sums, for each value of the digit, the weights that lie above every key
-    with that digit. `digit` is then the first whose sum is small enough.
+def _with_nucleus_digit(row, num_entries, found, temperature, highest, lowest_key, wanted, SHIFT: tl.constexpr,
+                        BLOCK: tl.constexpr):  # fmt: skip
+    """`found` with four more bits, those from SHIFT on: the first for which what lies above every key that begins with
+    them sums to less than wanted.
     """
     digits = tl.arange(0, 16)
+    sums = tl.zeros([BLOCK, 16], tl.float64)
+    ends = found | (digits.to(tl.uint32) << SHIFT) | ((1 << SHIFT) - 1)
+    for begin in range(0, num_entries, BLOCK):
+        ids = begin + tl.arange(0, BLOCK)
+        weight, key = _weights(row, ids, ids < num_entries, temperature, highest, lowest_key)
+        sums += tl.where(key[:, None] > ends[None, :], weight[:, None], 0.0)
+    digit = tl.min(tl.where(tl.sum(sums, 0) < wanted, digits, 15), 0)
+    return found | (digit.to(tl.uint32) << SHIFT)
+
+
+@triton.jit
+def _nucleus_key(row, num_entries, temperature, highest, lowest_key, wanted, BLOCK: tl.constexpr):
+    """The smallest key above which the weights sum to less than `wanted`: entries from it on are the nucleus."""
     found = tl.zeros([], tl.uint32)
     for step in tl.static_range(8):
-        shift: tl.constexpr = 28 - 4 * step
-        sums = tl.zeros([BLOCK, 16], tl.float64)
-        ends = found | (digits.to(tl.uint32) << shift) | ((1 << shift) - 1)
-        for begin in range(0, num_entries, BLOCK):
-            ids = begin + tl.arange(0, BLOCK)
-            weight, key = _weights(row, ids, ids < num_entries, temperature, highest, lowest_key)
-            sums += tl.where(key[:, None] > ends[None, :], weight[:, None], 0.0)
-        above = tl.sum(sums, 0)
-        digit = tl.min(tl.where(above < wanted, digits, 15), 0)
-        found = found | (digit.to(tl.uint32) << shift)
+        found = _with_nucleus_digit(
+            row, num_entries, found, temperature, highest, lowest_key, wanted, 28 - 4 * step, BLOCK
+        )
     return found
 
 
@@ -196,8 +201,9 @@ class TritonGreedySample(TritonKernel):
 
 
 class TritonSample(TritonKernel):
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, capability: DeviceCapability) -> None:
         self._configuration = configuration
+        self._limit = register_limit(capability.architecture, configuration["num_warps"])
 
     def __call__(self, *arguments: Any) -> None:
         tokens, logits, *parameters, vocab_size = arguments
@@ -206,4 +212,6 @@ class TritonSample(TritonKernel):
         constants = {"BLOCK": block, "WEIGHED": min(block, chosen["weighed"]), "num_warps": chosen["num_warps"]}
         if logits.shape[0]:
             numbers = (logits.stride(0), vocab_size)
-            self.launch(sample_kernel, (logits.shape[0],), tokens, logits, *parameters, *numbers, **constants)
+            self.launch(
+                sample_kernel, (logits.shape[0],), tokens, logits, *parameters, *numbers, **constants, **self._limit
+            )

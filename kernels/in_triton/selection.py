@@ -22,25 +22,30 @@ def scaled(row, offsets, inside, temperature):
 
 
 @triton.jit
+def _with_digit(row, num_entries, found, left, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """`found` with eight more bits, those from SHIFT on, and `left` less the entries above."""
+    offsets = tl.arange(0, BLOCK)
+    digits = tl.arange(0, 256)
+    counts = tl.zeros([256], tl.int32)
+    for begin in range(0, num_entries, BLOCK):
+        inside = begin + offsets < num_entries
+        key = ordered_key(scaled(row, begin + offsets, inside, temperature))
+        if SHIFT < 24:
+            inside = inside & ((key >> (SHIFT + 8)) == (found >> (SHIFT + 8)))
+        counts += tl.histogram(((key >> SHIFT) & 255).to(tl.int32), 256, mask=inside)
+    at_least = tl.cumsum(counts, 0, reverse=True)
+    digit = tl.max(tl.where(at_least >= left, digits, 0), 0)
+    left -= tl.sum(tl.where(digits > digit, counts, 0), 0)
+    return found | (digit.to(tl.uint32) << SHIFT), left
+
+
+@triton.jit
 def key_of_rank(row, num_entries, rank, temperature, BLOCK: tl.constexpr):
     """`(key, left)`: the key of the rank-th largest entry (1 is the largest), and how many of those with this key are
     among the rank largest. rank is at least 1 and at most num_entries.
     """
-    offsets = tl.arange(0, BLOCK)
-    digits = tl.arange(0, 256)
     found = tl.zeros([], tl.uint32)
     left = rank
     for step in tl.static_range(4):
-        shift: tl.constexpr = 24 - 8 * step
-        counts = tl.zeros([256], tl.int32)
-        for begin in range(0, num_entries, BLOCK):
-            inside = begin + offsets < num_entries
-            key = ordered_key(scaled(row, begin + offsets, inside, temperature))
-            if step > 0:
-                inside = inside & ((key >> (shift + 8)) == (found >> (shift + 8)))
-            counts += tl.histogram(((key >> shift) & 255).to(tl.int32), 256, mask=inside)
-        at_least = tl.cumsum(counts, 0, reverse=True)
-        digit = tl.max(tl.where(at_least >= left, digits, 0), 0)
-        left -= tl.sum(tl.where(digits > digit, counts, 0), 0)
-        found = found | (digit.to(tl.uint32) << shift)
+        found, left = _with_digit(row, num_entries, found, left, temperature, 24 - 8 * step, BLOCK)
     return found, left

@@ -192,6 +192,8 @@ def test_an_old_cann_is_named(tmp_path: Path, patch: pytest.MonkeyPatch) -> None
         ("8.5.0", "8.5", False),
         ("8.3.RC1", "8.5", True),
         ("unknown", "8.5", False),
+        ("6.10.5", "6.3", False),
+        ("99.1", "525.60.13", True),
     ],
 )
 def test_versions_compare_as_numbers(installed: str, minimum: str, older: bool) -> None:
@@ -364,7 +366,7 @@ def test_a_shortage_names_who_holds_the_memory(tmp_path: Path, patch: pytest.Mon
     facts = opened(machine.install(patch)).memory_facts()
     assert facts.holders == {"4242 other-server": 130 * GIB}
     plan = plan_memory(
-        facts, weight_bytes=GIB, activation_bytes=GIB, utilization=0.9, kv_memory_bytes=None, memory_is_shared=False
+        facts, weight_bytes=GIB, activation_bytes=GIB, utilization=0.9, kv_memory_bytes=None, shared_limit_bytes=None
     )
     settled = Settled(block_size=16, max_num_seqs=8, max_batched_tokens=64, max_model_len=1024)
     loaded = Loaded(
@@ -399,7 +401,7 @@ def test_memory_facts_are_fresh_when_a_neighbour_lets_go(machine: Machine, patch
     second = backend.memory_facts()
     assert second.free_bytes - first.free_bytes == memory.total_bytes // 2
     plan = plan_memory(
-        second, weight_bytes=0, activation_bytes=0, utilization=0.9, kv_memory_bytes=None, memory_is_shared=False
+        second, weight_bytes=0, activation_bytes=0, utilization=0.9, kv_memory_bytes=None, shared_limit_bytes=None
     )
     assert plan.kv_budget_bytes > memory.total_bytes // 2
 
@@ -450,6 +452,25 @@ def test_copies_and_launches_are_ordered_by_their_stream(machine: Machine, patch
     assert out.tolist() == ([0.0] * 3 if is_late else [10.0] * 3)
     backend.synchronize(FenceScope.DEVICE)
     assert out.tolist() == [10.0] * 3
+
+
+def test_step_inputs_are_not_overwritten_while_their_copy_waits(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    from trimaran.device_workers.memory.staging import Staging
+
+    machine = Machine("cuda", tmp_path)
+    backend = opened(machine.install(patch))
+    staging = Staging({"token_ids": (4,)}, backend)
+    assert machine.devices[0].memory.pinned_bytes >= 16, "the host's side is pinned"
+    staging._on_device = torch.zeros_like(staging._buffer)  # as on a device whose memory is not the host's
+    with backend.streams.use(backend.streams.create_stream(StreamPriority.HIGH)):
+        staging.begin()
+        staging.host["token_ids"][:] = 1
+        staging.push()
+        assert staging._on_device.tolist() == [0] * 4, "the copy is late"
+        staging.begin()
+        staging.host["token_ids"][:] = 2
+    backend.synchronize()
+    assert staging._on_device.tolist() == [1] * 4
 
 
 def test_priorities_reach_the_vendor_or_are_declined(machine: Machine, patch: pytest.MonkeyPatch) -> None:

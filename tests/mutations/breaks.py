@@ -5,7 +5,9 @@ from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
+from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
+from triton_breaks import TRITON_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
 SCHEDULING = ("tests/pure/test_scheduling.py",)
@@ -77,13 +79,15 @@ BREAKS = (
     Break(
         "one that does not fit is passed for ever",
         "engine_core/scheduler.py",
-        "if sequence.num_preemptions or sequence.bypassed >= MAX_BYPASSED or len(passed) >= MAX_PASSED:",
-        "if len(passed) >= MAX_PASSED:",
+        "return bool(sequence.num_preemptions) or sequence.bypassed >= MAX_BYPASSED",
+        "return False",
         SCHEDULING,
     ),
     *FRONTEND_BREAKS,
     *API_BREAKS,
     *FAULT_BREAKS,
     *NUMERICS_BREAKS,
+    *PLATFORM_BREAKS,
     *PROFILE_BREAKS,
+    *TRITON_BREAKS,
 )

@@ -78,7 +78,7 @@ def plan(total: int, free: int, *, utilization: float = 0.9, asked: int | None =
         activation_bytes=GIB,
         utilization=utilization,
         kv_memory_bytes=asked,
-        memory_is_shared=shared,
+        shared_limit_bytes=SHARED_MEMORY_KV_LIMIT_BYTES if shared else None,
     )
     assert made.decision.reason
     return made.kv_budget_bytes

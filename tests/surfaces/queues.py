@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 
 def writes(function: Any) -> bool:
@@ -41,7 +41,8 @@ class Queue:
         last = self._num_given if upto is None else upto
         while self._num_done < last:
             work = self._work.popleft()
-            work()
+            with _disable_current_modes():  # else work that runs while another stream is current would go there
+                work()
             self._num_done += 1
 
 

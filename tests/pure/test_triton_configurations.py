@@ -1,0 +1,140 @@
+"""Launch configurations: default rows, rows of families and architectures, what was measured; and which attention each
+architecture is offered. No torch, no Triton.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from trimaran.ipc.facts import AttentionStrategy, DeviceCapability, Problem
+from trimaran.kernels.catalog import CATALOG
+from trimaran.kernels.in_triton import configurations
+from trimaran.kernels.in_triton.configurations import (
+    channels_of_chunk,
+    configuration,
+    dot_precision,
+    keys_of_head,
+    register_limit,
+    rows_of_head,
+    warps_of_head,
+)
+from trimaran.kernels.registry import Registry
+from trimaran.tools.compile_matrix import TARGETS
+
+KERNELS = tuple(configurations._DEFAULTS)
+LLAMA = {"head_dim": 128, "num_heads": 32, "num_kv_heads": 8, "hidden_size": 4096}
+
+
+def capability(architecture: str, **best: dict[str, int]) -> DeviceCapability:
+    return DeviceCapability(architecture=architecture, best=best)
+
+
+def problem(dtype: str = "bfloat16", *, block_size: int = 16, strategy: AttentionStrategy | None = None) -> Problem:
+    return Problem(dtype=dtype, kv_dtype=dtype, block_size=block_size, attention_strategy=strategy, **LLAMA)
+
+
+@pytest.mark.parametrize("architecture", ["sm_130", "gfx1300", "gfx960", "xe_hpc", "something_new"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_an_architecture_nobody_knows_needs_no_row(name: str, architecture: str) -> None:
+    row = configuration(name, capability(architecture))
+    assert row.keys() == configurations._DEFAULTS[name].keys()
+    relatives = {"sm_130": "nvidia", "gfx1300": "rdna", "gfx960": "cdna"}
+    changes = configurations._ROWS.get(name, {}).get(relatives.get(architecture, ""), {})
+    assert row == {**configurations._DEFAULTS[name], **changes}
+
+
+def test_one_row_is_all_that_a_new_architecture_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"gfx1300": {"tile_warps": 16}, **configurations._ROWS["paged_attention_tiled"]}
+    monkeypatch.setitem(configurations._ROWS, "paged_attention_tiled", rows)
+    row = configuration("paged_attention_tiled", capability("gfx1300"))
+    assert (row["tile_warps"], row["tile_keys"], row["max_splits"]) == (16, 32, 32)
+    assert configuration("paged_attention_tiled", capability("gfx1301"))["tile_warps"] == 8
+
+
+def test_rows_only_name_fields_that_exist() -> None:
+    for name, rows in configurations._ROWS.items():
+        for row in rows.values():
+            assert row.keys() <= configurations._DEFAULTS[name].keys()
+
+
+def test_what_was_measured_goes_over_the_table() -> None:
+    measured = capability("sm_90", rms_norm={"num_warps": 16}, embed={})
+    assert configuration("rms_norm", measured) == {"block": 16384, "num_warps": 16}
+    assert configuration("silu_and_mul", measured) == configuration("silu_and_mul", capability("sm_90"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("num_warp", 4, "has no field num_warp; there are block, num_warps"),
+        ("num_warps", 3, "is 3: give a power of two"),
+        ("block", 0, "is 0: give a power of two"),
+        ("block", -8, "is -8: give a power of two"),
+    ],
+)
+def test_what_cannot_have_been_measured(field: str, value: int, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        configuration("embed", capability("sm_90", embed={field: value}))
+
+
+def test_counts_need_not_be_powers_of_two() -> None:
+    best = {"decode_stages": 3, "max_splits": 24}
+    assert configuration("paged_attention_tiled", capability("sm_90", paged_attention_tiled=best))["max_splits"] == 24
+    with pytest.raises(ValueError, match="give a positive number"):
+        configuration("paged_attention_tiled", capability("sm_90", paged_attention_tiled={"decode_stages": 0}))
+
+
+def test_tiles_shrink_with_the_head() -> None:
+    assert [keys_of_head(64, size, "bfloat16") for size in (64, 256, 512, 1024, 4096)] == [64, 64, 32, 16, 16]
+    assert [rows_of_head(64, size, "bfloat16") for size in (64, 256, 512)] == [64, 64, 32]
+    assert (keys_of_head(64, 256, "float32"), rows_of_head(64, 256, "float32")) == (32, 32)
+    assert (warps_of_head(4, 512), warps_of_head(4, 1024), warps_of_head(16, 1024)) == (4, 8, 16)
+
+
+def test_float32_products() -> None:
+    assert [dot_precision(name) for name in ("sm_80", "gfx942", "gfx1100", "xe_hpc")] == ["tf32x3", *["ieee"] * 3]
+    assert channels_of_chunk("sm_90", 256, 1024, "float32") == 64
+    assert channels_of_chunk("sm_90", 128, 512, "float32") == 128
+    assert channels_of_chunk("gfx1100", 128, 512, "float32") == 32
+    assert channels_of_chunk("gfx1100", 256, 512, "bfloat16") == 256
+
+
+def test_only_nvidia_knows_the_register_limit() -> None:
+    assert register_limit("sm_90", 4) == {"maxnreg": 255}
+    assert register_limit("sm_90", 16) == {"maxnreg": 128}
+    assert register_limit("gfx942", 4) == register_limit("xe_hpc", 4) == {}
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+@pytest.mark.parametrize("strategy", AttentionStrategy)
+def test_each_architecture_gets_the_attention_it_asks_for(architecture: str, strategy: AttentionStrategy) -> None:
+    """Bulk copies where there are any; everything else everywhere."""
+    has_bulk = architecture in ("sm_90", "sm_100")
+    expected = {
+        AttentionStrategy.BULK_COPY: "triton_paged_attention_bulk" if has_bulk else "triton_paged_attention_tiled",
+        AttentionStrategy.TILED: "triton_paged_attention_tiled",
+        AttentionStrategy.LOW_OCCUPANCY: "triton_paged_attention_lean",
+        AttentionStrategy.PLAIN: "gathered_attention",
+    }
+    profile = TARGETS[architecture].profile()
+    resolution = Registry(CATALOG).resolve("paged_attention", profile, problem(strategy=strategy))
+    assert resolution.chosen == expected[strategy]
+
+
+def test_blocks_that_no_bulk_copy_takes() -> None:
+    profile = TARGETS["sm_90"].profile()
+    asked = problem(block_size=24, strategy=AttentionStrategy.BULK_COPY)
+    resolution = Registry(CATALOG).resolve("paged_attention", profile, asked)
+    assert resolution.chosen == "triton_paged_attention_tiled"
+    assert resolution.rejected["triton_paged_attention_bulk"] == "takes block sizes 16, 32, 64, 128, not 24"
+
+
+def test_the_table_needs_neither_torch_nor_triton() -> None:
+    code = (
+        "import sys\n"
+        "from trimaran.kernels.in_triton import configurations\n"
+        "from trimaran.kernels.catalog import CATALOG\n"
+        "assert not {'torch', 'triton'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
