@@ -77,11 +77,15 @@ class Registry:
             )
 
     def order(self, kernel: str, problem: Problem) -> Sequence[Implementation]:
-        """The chain as this problem sees it: those that follow the attention strategy asked for go first."""
-        asked = problem.attention_strategy
+        """The chain as this problem sees it: of those that follow a strategy, the ones of the strategy asked for go first.
+        Those that name none keep their places: another package's at the head, plain PyTorch at the end.
+        """
+        asked, chain = problem.attention_strategy, self._chains[kernel]
         if asked is None:
-            return self._chains[kernel]
-        return sorted(self._chains[kernel], key=lambda candidate: candidate.metadata.strategy is not asked)
+            return chain
+        following = (candidate for candidate in chain if candidate.metadata.strategy is not None)
+        ordered = iter(sorted(following, key=lambda candidate: candidate.metadata.strategy is not asked))
+        return [candidate if candidate.metadata.strategy is None else next(ordered) for candidate in chain]
 
     def resolve(
         self, kernel: str, profile: DeviceProfile, problem: Problem, choices: KernelChoices = NO_CHOICES

@@ -26,6 +26,10 @@ class PooledMemory:
     def num_bytes(self) -> int:
         return self._bytes.numel()
 
+    @property
+    def address(self) -> int:
+        return self._bytes.data_ptr()
+
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         num_bytes = prod(shape) * dtype.itemsize
         assert num_bytes <= self.num_bytes, (shape, dtype, self.num_bytes)

@@ -123,6 +123,11 @@ class DeviceMemory(Protocol):
     @property
     def kind(self) -> MemoryKind: ...
 
+    @property
+    def address(self) -> int:
+        """Where it begins, as the device counts: a multiple of the alignment asked for."""
+        ...
+
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A view of the beginning. Asserts that it fits."""
         ...

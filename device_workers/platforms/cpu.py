@@ -47,6 +47,16 @@ SOFTWARE_FEATURES = frozenset(
 """PyTorch computes every dtype on any processor, if slowly; recordings and fast kernels need a compiler."""
 
 
+_DECLINES: dict[Clause, str] = {
+    Clause.STREAM_PRIORITIES: _AT_ONCE,
+    Clause.CONCURRENT_STREAMS: _AT_ONCE,
+    Clause.ASYNC_COPIES: _AT_ONCE,
+    Clause.PINNED_MEMORY: "its memory is the host's: nothing is copied",
+    Clause.MEMORY_HOLDERS: "memory is the host's: every process holds some",
+}
+_WITHOUT_COMPILER = {Clause.GRAPH_CAPTURE: "recordings are of C++ kernels, and no C++ compiler is here"}
+
+
 class CpuPlatform:
     """There is always one."""
 
@@ -54,16 +64,12 @@ class CpuPlatform:
     computes = True
     visibility: tuple[str, ...] = ()
     software_features = SOFTWARE_FEATURES
-    declines: Mapping[Clause, str] = {
-        Clause.STREAM_PRIORITIES: _AT_ONCE,
-        Clause.CONCURRENT_STREAMS: _AT_ONCE,
-        Clause.ASYNC_COPIES: _AT_ONCE,
-        Clause.PINNED_MEMORY: "its memory is the host's: nothing is copied",
-        Clause.MEMORY_HOLDERS: "memory is the host's: every process holds some",
-    }
 
     def __init__(self, host: Host | None = None) -> None:
         self.host = Host() if host is None else host
+        self.declines: Mapping[Clause, str] = (
+            _DECLINES if find_compiler() is not None else _DECLINES | _WITHOUT_COMPILER
+        )
 
     def look(self) -> Look:
         return Look(hardware=self.host.processor_name())
@@ -154,7 +160,7 @@ class CpuBackend:
         self._health = HostHealth(host)
         self._cache_dir = cache_dir
         self._warn = warn
-        declines = {MemoryKind.PINNED_HOST: CpuPlatform.declines[Clause.PINNED_MEMORY]}
+        declines = {MemoryKind.PINNED_HOST: _DECLINES[Clause.PINNED_MEMORY]}
         self._pool = MemoryPool({MemoryKind.DEVICE: _bytes}, declines, self.release_cached_memory)
 
     def allocate_memory(self, num_bytes: int, *, kind: MemoryKind, alignment_bytes: int) -> DeviceMemory:

@@ -94,6 +94,17 @@ def test_the_strategy_asked_for_goes_first(asked: AttentionStrategy | None, orde
     assert chosen == ("lean" if order[0] == "lean" else "tiled")
 
 
+def test_what_names_no_strategy_keeps_its_place() -> None:
+    """Another package's kernel at the head of the chain is not passed over for ours of the strategy asked for."""
+    from msgspec.structs import replace
+
+    tiled, lean = (make(name, strategy=AttentionStrategy(name)) for name in ("tiled", "low_occupancy"))
+    registry = Registry((make("vendor"), tiled, lean, make("plain")))
+    problem = replace(PROBLEM, attention_strategy=AttentionStrategy.LOW_OCCUPANCY)
+    names = [candidate.name for candidate in registry.order("twist", problem)]
+    assert names == ["vendor", "low_occupancy", "tiled", "plain"]
+
+
 def test_the_catalog_offers_each_strategy() -> None:
     by_strategy = {implementation.metadata.strategy for implementation in Registry(CATALOG).chain("paged_attention")}
     assert by_strategy == {*AttentionStrategy, None}

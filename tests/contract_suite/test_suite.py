@@ -1,0 +1,161 @@
+"""The contract suite over the platforms that are here: all that they do not decline holds, and declines are told."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trimaran.device_workers.contract_suite.version import SUITE_VERSION
+from trimaran.device_workers.platforms.contract import Clause
+
+from .report import Report
+from .site import ROOT, Site, make_site
+
+LIFE_CYCLE = {
+    "detection.usable",
+    "detection.stateless",
+    "detection.devices",
+    "declines.reasons",
+    "profile.stable",
+    "life_cycle.busy",
+    "life_cycle.twice",
+    "life_cycle.compute",
+}
+COMPUTING = {
+    "memory.alignment",
+    "memory.apart",
+    "memory.views",
+    "memory.reuse",
+    "memory.exhaustion",
+    "memory.accounting",
+    "memory.facts",
+    "copies.contents",
+    "copies.order",
+    "copies.after_long_work",
+    "copies.partial_views",
+    "copies.pageable_source",
+    "streams.priorities_kept",
+    "streams.order_by_events",
+    "streams.order_back",
+    "streams.current",
+    "events.not_early",
+    "events.wait_blocking",
+    "fences.stream",
+    "fences.device",
+    "kernels.agree",
+    "kernels.demotion",
+    "model.tokens",
+    "model.memory_returned",
+}
+RECORDING = {f"graph_capture.{name}" for name in ("replay", "several", "any_size", "empty", "refusal")}
+TOGETHER = {"collectives.alone", "collectives.two_ranks"}
+HEALTH = {"health.plausible", "health.any_thread"}
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return make_site(tmp_path_factory.mktemp("site"), with_example=True)
+
+
+def judged(site: Site, name: str, *arguments: str) -> Report:
+    done = site.run_suite(name, *arguments)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert f"Trimaran contract suite {SUITE_VERSION}, platform {name}\n" in done.stdout
+    report = Report(done.stdout)
+    assert not report.broken
+    return report
+
+
+@pytest.mark.timeout(200)
+def test_the_processor(site: Site) -> None:
+    report = judged(site, "cpu")
+    assert set(report.kept) == LIFE_CYCLE | COMPUTING | RECORDING | TOGETHER | HEALTH
+    assert set(report.declined) == {
+        Clause.STREAM_PRIORITIES,
+        Clause.CONCURRENT_STREAMS,
+        Clause.ASYNC_COPIES,
+        Clause.PINNED_MEMORY,
+        Clause.MEMORY_HOLDERS,
+    }
+    assert "every operation is done when its call returns" in report.declined[Clause.STREAM_PRIORITIES]
+    assert "(not judged: streams.priorities_act)" in report.declined[Clause.STREAM_PRIORITIES]
+    assert len(report.not_judged) == 1, "only running out by and by harms other programs here"
+
+
+def test_the_null_platform_keeps_its_life_cycle(site: Site) -> None:
+    report = judged(site, "null")
+    assert set(report.kept) == LIFE_CYCLE
+    assert set(report.declined) == set(Clause)
+    declined = re.findall(r"[\w.]+", report.declined[Clause.COMPUTE].partition("not judged: ")[2])
+    assert set(declined) >= COMPUTING | RECORDING | TOGETHER | HEALTH, "a clause is passed over without a word"
+
+
+def test_the_example_platform(site: Site) -> None:
+    report = judged(site, "example")
+    assert set(report.kept) == LIFE_CYCLE | COMPUTING | {"memory.exhaustion_by_and_by"}
+    assert report.declined.keys() == {
+        Clause.GRAPH_CAPTURE,
+        Clause.STREAM_PRIORITIES,
+        Clause.CONCURRENT_STREAMS,
+        Clause.ASYNC_COPIES,
+        Clause.PINNED_MEMORY,
+        Clause.MEMORY_HOLDERS,
+        Clause.COLLECTIVES,
+        Clause.HEALTH,
+    }
+    assert "[example_rms_norm]" in site.run_suite("example", "--collect-only", "-q").stdout, "the vendor's kernel"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["cpu", "example"])
+def test_more_problems(site: Site, name: str) -> None:
+    judged(site, name, "--thorough")
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arguments", [(), ("--thorough",)], ids=["short", "thorough"])
+def test_cuda(site: Site, arguments: tuple[str, ...]) -> None:
+    report = judged(site, "cuda", *arguments)
+    assert set(report.kept) >= LIFE_CYCLE | COMPUTING | {"copies.pinned", "graph_capture.replay"}
+
+
+def test_what_it_is_asked_wrongly(site: Site) -> None:
+    unknown = site.run_suite("abacus", "--collect-only")
+    assert unknown.returncode == 4
+    assert "there is no platform abacus: --platform takes one of cuda, rocm, xpu, ascend, metal, example, cpu, null" in (
+        unknown.stderr
+    )
+
+
+def test_a_platform_that_is_refused_passes_nothing_over_in_silence(site: Site) -> None:
+    """Here no Apple device is: the suite fails, with the reason."""
+    done = site.run_suite("metal")
+    report = Report(done.stdout)
+    assert done.returncode == 1
+    assert report.broken["detection.usable"].startswith("it was refused, so nothing can be judged here: ")
+    assert set(report.broken) == {"detection.usable"}
+    assert set(report.kept) <= {"detection.stateless", "detection.devices"}
+    assert len(report.not_judged) > 20
+
+
+def test_other_test_runs_see_nothing_of_it(site: Site, tmp_path: Path) -> None:
+    """The plug-in is installed, and a project of its own has an option of the same name."""
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--platform', default='none')\n"
+    )
+    (tmp_path / "test_own.py").write_text("def test_own(pytestconfig):\n    assert pytestconfig.option.platform == 'x'\n")
+    done = site.run_pytest(str(tmp_path), "--platform", "x", "-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Trimaran" not in done.stdout
+
+
+def test_the_folder_of_a_clone_may_have_any_name(site: Site) -> None:
+    """By its path, as in an editable installation of a folder that is not called trimaran."""
+    clone = site.folder / "my-clone"
+    clone.symlink_to(ROOT, target_is_directory=True)
+    file = clone / "device_workers" / "contract_suite" / "test_life_cycle.py"
+    done = site.run_pytest(str(file), "--platform", "null")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(Report(done.stdout).kept) == LIFE_CYCLE
