@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from .weights.source import OnBytes, WeightSource
 
 OnPhase = Callable[[str], None]
+OnKernels = Callable[[tuple[Resolution, ...]], None]
+"""Told of a kernel that was replaced while serving, with all resolutions as they are now."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 log = logging.getLogger("trimaran.worker")
@@ -147,11 +149,16 @@ def make_registry(configuration: WorkerConfiguration, warn: Callable[[str], None
     plain = Registry(CATALOG)
     references = {kernel: plain.chain(kernel)[-1] for kernel in plain.kernels}
     catalog = (*plugin_kernels(plain.kernels, warn), *CATALOG)
-    return Registry(catalog, Verifier(references, VerdictCache(Path(configuration.cache_directory), warn)))
+    verifier = Verifier(references, VerdictCache(Path(configuration.cache_directory), warn))
+    return Registry(catalog, verifier, verifier)
 
 
 def open_engine(
-    configuration: WorkerConfiguration, described: Described, warn: Callable[[str], None], on_phase: OnPhase
+    configuration: WorkerConfiguration,
+    described: Described,
+    warn: Callable[[str], None],
+    on_phase: OnPhase,
+    on_kernels: OnKernels = lambda resolutions: None,
 ) -> StepEngine:
     """Open the device and settle dtype and sizes; weights are not read yet. Raises Refusal.
 
@@ -169,7 +176,7 @@ def open_engine(
     services = Services(
         num_threads=described.num_threads, cache_dir=cache_dir, warn=warn, device=str(backend.torch_device)
     )
-    return _tensor_engine(configuration, described, platform, backend, services, on_phase)
+    return _tensor_engine(configuration, described, platform, backend, services, on_phase, on_kernels)
 
 
 def _null_engine(configuration: WorkerConfiguration, described: Described, backend: Backend) -> StepEngine:
@@ -220,6 +227,7 @@ def _tensor_engine(
     backend: Backend,
     services: Services,
     on_phase: OnPhase,
+    on_kernels: OnKernels,
 ) -> StepEngine:
     from .execution.tensor_engine import EngineParts, TensorEngine
 
@@ -252,6 +260,7 @@ def _tensor_engine(
             kv_memory_bytes=configuration.kv_memory_bytes,
             enforce_eager=configuration.enforce_eager,
             graph_refusal=platform.declines.get(Clause.GRAPH_CAPTURE),
+            on_kernels=on_kernels,
         )
     )
 

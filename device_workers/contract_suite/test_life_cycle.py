@@ -114,7 +114,8 @@ def test_what_computes_nothing_says_so(platform: Platform, outcome: Found | Refu
     assert isinstance(outcome, Found)
     backend = Usable(platform=platform, found=outcome).open(cache_dir)
     asked: dict[str, Callable[[], object]] = {
-        "torch_device": lambda: backend.torch_device, "capture_graph": lambda: backend.capture_graph(_idle),
+        "torch_device": lambda: backend.torch_device,
+        "capture_graph": lambda: backend.capture_graph(_idle),
     }
     for what, ask in asked.items():
         try:

@@ -17,7 +17,7 @@ import torch
 from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, Feature, ModelFacts, Resolution
 from ...ipc.plan import ResultFlag, StepPlan, StepResult, TokenMasks, WorkFlag, hash_tokens
 from ...ipc.worker_messages import Settled
-from ...kernels.implementation import Communicator, Kernel, Services
+from ...kernels.implementation import Communicator, Services
 from ...kernels.registry import KernelChoices, Registry
 from ...kernels.trials import DTYPES
 from ..memory.exhaustion import exhaustion_as_memory_error
@@ -31,10 +31,11 @@ from ..platforms.contract import Backend, Clause, Graph, NotSupported
 from ..weights.source import OnBytes, WeightSource
 from .batch import Batch, BatchBuilder
 from .contract import LoadFacts, OnFraction, Spending
+from .guarded_kernels import KernelReplaced, KernelSet
 from .penalty_table import PenaltyTable
 from .progress import Progress
 from .row_table import RowTable
-from .sampler import Logprobs, Sampler, SamplerKernels
+from .sampler import Logprobs, Sampled, Sampler, SamplerKernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SPARE_SEQUENCES = 8
@@ -60,6 +61,7 @@ class EngineParts:
     kv_memory_bytes: int | None
     enforce_eager: bool
     graph_refusal: str | None
+    on_kernels: Callable[[tuple[Resolution, ...]], None]
 
 
 class TensorEngine:
@@ -79,8 +81,14 @@ class TensorEngine:
         )
         self.progress = Progress()
         self._device = parts.backend.torch_device
-        self._kernels: dict[str, Kernel] = {}
-        self._resolutions: tuple[Resolution, ...] = ()
+        self._kernels = KernelSet(
+            parts.registry,
+            self.profile,
+            parts.services,
+            parts.choices,
+            num_ranks=1 if parts.communicator is None else parts.communicator.num_ranks,
+            on_changed=self._kernels_changed,
+        )
         self._graph: Graph | None = None
         self._graph_decision: Decision | None = None
         self._batch: Batch | None = None
@@ -96,7 +104,7 @@ class TensorEngine:
         self._load_weights(settled, on_fraction)
         plan = self._plan_memory()
         return LoadFacts(
-            resolutions=self._resolutions,
+            resolutions=self._kernels.resolutions,
             decisions=(*self.decisions, plan.decision),
             memory=self._parts.backend.memory_facts(),
             weight_bytes=plan.weight_bytes,
@@ -109,13 +117,9 @@ class TensorEngine:
     def _load_kernels(self, settled: Settled, on_fraction: OnFraction) -> None:
         parts = self._parts
         problem = kernel_problem(parts.config, parts.shard, self.model, settled)
-        resolutions = []
         for index, name in enumerate(KERNELS):
             on_fraction("kernels", index / len(KERNELS))
-            loaded, resolution = parts.registry.load(name, self.profile, problem, parts.services, parts.choices)
-            self._kernels[name] = loaded
-            resolutions.append(resolution)
-        self._resolutions = tuple(resolutions)
+            self._kernels.load(name, problem)
         on_fraction("kernels", 1.0)
 
     def _load_weights(self, settled: Settled, on_fraction: OnFraction) -> None:
@@ -249,8 +253,11 @@ class TensorEngine:
         """Hidden states `(residual, delta)`, each `[T, D]`."""
         if num_tokens == 0:
             return self._activations.hidden(0)
-        if self._graph is None:
-            return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)
+        while self._graph is None:
+            try:
+                return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)
+            except KernelReplaced:
+                continue  # from the embedding on: what the pass had changed, it makes anew
         self._graph.replay(num_tokens, num_sequences, self.progress.counter)
         return self._activations.hidden(num_tokens)
 
@@ -277,8 +284,7 @@ class TensorEngine:
         rows = batch.rows[items]
         if not len(rows):
             return {"tokens_hash": hash_tokens(rows, rows)}
-        logits_SV = self._logits_at(batch.ends[items] - 1)
-        sampled = self._sampler.sample(logits_SV, rows, batch.lengths[items], self._table, masks)
+        sampled = self._drawn(batch, items, masks)
         tokens = sampled.tokens.numpy(force=True)
         broken = tokens < 0
         ids = np.where(broken, 0, tokens).astype(np.int32)
@@ -297,6 +303,19 @@ class TensorEngine:
             "top_ids": logprobs.top_ids,
             "top_logprobs": logprobs.top_values,
         }
+
+    def _drawn(self, batch: Batch, items: Array, masks: TokenMasks | None) -> Sampled:
+        while True:
+            try:
+                logits_SV = self._logits_at(batch.ends[items] - 1)
+                return self._sampler.sample(logits_SV, batch.rows[items], batch.lengths[items], self._table, masks)
+            except KernelReplaced:
+                continue  # the logits may be half penalised: they are computed again
+
+    def _kernels_changed(self, resolutions: tuple[Resolution, ...]) -> None:
+        """A recording holds the kernels that it was made of."""
+        self._graph = None
+        self._parts.on_kernels(resolutions)
 
     def _logits_at(self, places: Array) -> torch.Tensor:
         """`[S, V]` of the hidden states at these tokens of the batch."""

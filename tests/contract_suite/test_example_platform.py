@@ -89,7 +89,9 @@ def test_a_vendor_that_does_not_import_is_told(tmp_path: Path) -> None:
     site.declare("trimaran-example", {"trimaran.platforms": {"example": "trimaran_example.platform:ExamplePlatform"}})
     done = site.run_suite("example")
     assert done.returncode == 1
-    assert "detection.usable: it was refused, so nothing can be judged here: the package trimaran-example" in done.stdout
+    assert (
+        "detection.usable: it was refused, so nothing can be judged here: the package trimaran-example" in done.stdout
+    )
     assert "No module named 'trimaran_example'" in done.stdout
 
 

@@ -124,8 +124,9 @@ def test_cuda(site: Site, arguments: tuple[str, ...]) -> None:
 def test_what_it_is_asked_wrongly(site: Site) -> None:
     unknown = site.run_suite("abacus", "--collect-only")
     assert unknown.returncode == 4
-    assert "there is no platform abacus: --platform takes one of cuda, rocm, xpu, ascend, metal, example, cpu, null" in (
-        unknown.stderr
+    assert (
+        "there is no platform abacus: --platform takes one of cuda, rocm, xpu, ascend, metal, example, cpu, null"
+        in (unknown.stderr)
     )
 
 
@@ -145,7 +146,9 @@ def test_other_test_runs_see_nothing_of_it(site: Site, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "def pytest_addoption(parser):\n    parser.addoption('--platform', default='none')\n"
     )
-    (tmp_path / "test_own.py").write_text("def test_own(pytestconfig):\n    assert pytestconfig.option.platform == 'x'\n")
+    (tmp_path / "test_own.py").write_text(
+        "def test_own(pytestconfig):\n    assert pytestconfig.option.platform == 'x'\n"
+    )
     done = site.run_pytest(str(tmp_path), "--platform", "x", "-q")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Trimaran" not in done.stdout
