@@ -3,9 +3,9 @@
 
     python tools/gpu_check.py OUT [--model FOLDER] [--parts tests,suite,commands,serve]
 
-tests: everything under tests/gpu. suite: the contract suite. commands: probe, doctor, kernels, diagnose. serve: a start with dummy weights of the
-model's shape, and some tokens. Each part goes on where another failed; the exit code is 1 if one did. With `trimaran`
-importable, nothing has to be installed.
+tests: everything under tests/gpu. suite: the contract suite. commands: probe, doctor, kernels, diagnose. serve: a start
+with dummy weights of the model's shape, and some tokens. Each part goes on where another failed; the exit code is 1 if
+one did. With `trimaran` importable, nothing has to be installed.
 """
 
 import argparse
