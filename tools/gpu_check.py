@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ COMMAND = [sys.executable, "-P", "-m", "trimaran.frontend.launch.commands"]
 PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-q", "-m", "gpu", "--timeout", "400"]
 NUM_SHARDS = 12
 PLATFORM = "cuda"
+SUITE = "trimaran.device_workers.contract_suite"
+PLUGIN = f"{SUITE}.plugin"
 PORT = 8765
 
 
@@ -71,8 +74,10 @@ def _wait(process: subprocess.Popen[bytes], ends: float) -> int:
 
 
 def suite(parts: Parts) -> None:
-    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-v", "--platform", PLATFORM]
-    parts.run("suite", [*command, "--pyargs", "trimaran.device_workers.contract_suite"], limit_s=300)
+    found = entry_points(group="pytest11")  # an installed package's; beside one that is only importable it is named
+    plugin = [] if any(entry.value == PLUGIN for entry in found) else ["-p", PLUGIN]
+    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *plugin, "-v", "--platform", PLATFORM]
+    parts.run("suite", [*command, "--pyargs", SUITE], limit_s=300)
 
 
 def commands(parts: Parts) -> None:
