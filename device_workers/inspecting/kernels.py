@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...ipc.conditions import Refusal
 from ...ipc.facts import DeviceProfile, Problem
 from ...ipc.inspection import ImplementationSeen
 from ...kernels.implementation import Implementation, KernelMetadata, Services
@@ -49,6 +50,8 @@ def show_matrix(look: Look) -> None:
 def check_kernels(look: Look) -> None:
     """Each implementation that fits is loaded and compared with the reference, whatever was found before."""
     detected = detect_platform(look.worker, look.say)
+    if not detected.platform.computes:
+        raise Refusal(f"the {detected.platform.name} platform runs no kernels to check; take another --platform")
     profile = settle_device(look.worker, detected, look.say).profile
     _, services = open_device(look, detected, profile)
     registry, problem = make_registry(look.worker, look.say), sample_problem(profile)
