@@ -4,6 +4,7 @@ from api_breaks import API_BREAKS
 from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
+from hardware_review_breaks import HARDWARE_REVIEW_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
@@ -83,6 +84,7 @@ BREAKS = (
         "return False",
         SCHEDULING,
     ),
+    *HARDWARE_REVIEW_BREAKS,
     *FRONTEND_BREAKS,
     *API_BREAKS,
     *FAULT_BREAKS,
