@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -78,6 +80,19 @@ class Outlets:
     warn: Callable[[str], None]
 
 
+def process_began_s() -> float | None:
+    """When this process was started, on the clock of phases: its interpreter and imports are part of a start's time.
+
+    None where the system does not tell.
+    """
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    alive_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - alive_s
+
+
 class StepThread:
     """`run` is the thread's body; `deliver` and `stop` are called from the control loop."""
 
@@ -125,6 +140,7 @@ class StepThread:
     # -- boot
 
     def _boot(self) -> StepEngine:
+        self._begin_phase("process", process_began_s())
         self._begin_phase("detect")
         described = describe(self._configuration, self._outlets.warn)
         engine = open_engine(
@@ -329,9 +345,9 @@ class StepThread:
 
     # -- phases
 
-    def _begin_phase(self, name: str) -> None:
+    def _begin_phase(self, name: str, began_s: float | None = None) -> None:
         self._end_phase()
-        self._phases.append(Phase(name=name, process=self._process, began_s=time.monotonic()))
+        self._phases.append(Phase(name=name, process=self._process, began_s=began_s or time.monotonic()))
         self._outlets.to_supervisor(self._phases[-1])
 
     def _end_phase(self) -> None:

@@ -298,6 +298,10 @@ class Supervisor(Actor):
     async def _keep_engine(self) -> None:
         """Bring the model, then begin a generation, and another whenever a part of the engine has died."""
         assert self._run_directory is not None and self._death_pipe is not None
+        own = Phase(
+            name="starting", process="supervisor", began_s=self._began_s, took_s=time.monotonic() - self._began_s
+        )
+        self._own_phases.append(own)
         self.model = await self._timed("model", self._bring_model)
         self._tell_frontends(self._model_known())
         while True:

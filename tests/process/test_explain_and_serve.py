@@ -104,3 +104,32 @@ def test_a_context_that_does_not_fit_is_refused_alike_and_the_named_one_is_serve
     assert info["limits"]["max_model_len"] == int(largest.group(1))
     automatic = _decisions(served(model, *options))["max_model_len"]
     assert automatic["value"] == largest.group(1) and "the KV cache holds" in automatic["reason"]
+
+
+@pytest.mark.user_pain("M8")
+def test_phases_tell_where_the_time_went_and_the_second_start_compiles_nothing(model: Path, tmp_path: Path) -> None:
+    """Of the slowest worker, with what is the supervisor's and the core's: within a twentieth of the wall time."""
+    first, second = (_timed_start(model, "--cache-dir", str(tmp_path)) for _ in range(2))
+    for took, phases in (first, second):
+        assert sum(phases.values()) == pytest.approx(took, rel=0.05, abs=0.3), phases
+    assert second[1]["kernels"] < 0.3 * first[1]["kernels"]
+    assert second[1].get("dtype measurement", 0.0) == 0.0
+
+
+def _timed_start(model: Path, *options: str) -> tuple[float, dict[str, float]]:
+    with Server(model, *options, script=None) as server:
+        info = server.http.get("/v1/server_info").json()
+    ready = next(found for line in server.lines if (found := re.match(r"Ready after ([\d.]+) s", line)))
+    return float(ready.group(1)), {phase["name"]: phase["took_s"] or 0.0 for phase in info["phases"]}
+
+
+@pytest.mark.user_pain("D8")
+def test_without_a_compiler_the_model_is_served_all_the_same(model: Path, tmp_path: Path) -> None:
+    """A real empty PATH and an empty cache: said once, before weights, and no traceback."""
+    options = ("--cache-dir", str(tmp_path / "cache"))
+    with Server(model, *options, script=None, environment={"PATH": str(tmp_path)}) as server:
+        answer = server.http.post("/v1/completions", json={"model": str(model), "prompt": "a", "max_tokens": 2})
+        kernels = _kernels(server.http.get("/v1/server_info").json())
+    assert answer.status_code == 200 and kernels["rms_norm"][0] == "plain_rms_norm"
+    assert not any("Traceback" in line for line in server.lines)
+    assert any("compiler" in line for line in server.lines)

@@ -35,7 +35,14 @@ async def decode(host: WorkerHost, driver: StepDriver, rows: list[Row], num_step
 async def test_null_worker_says_what_its_script_says(tmp_path: Path) -> None:
     async with null(tmp_path) as host:
         ready = await host.start(SETTLED)
-        assert [phase.name for phase in ready[0].phases] == ["detect", "device", "weights", "kv cache", "warm-up"]
+        assert [phase.name for phase in ready[0].phases] == [
+            "process",
+            "detect",
+            "device",
+            "weights",
+            "kv cache",
+            "warm-up",
+        ]
         rows = [Row(row=0, tokens=[7, 8, 9]), Row(row=5, tokens=list(range(40)))]
         await decode(host, StepDriver(), rows, 6)
         assert rows[0].tokens[3:] == expected_tokens([7, 8, 9], 6, VOCABULARY)
