@@ -77,8 +77,8 @@ class Registry:
             )
 
     def order(self, kernel: str, problem: Problem) -> Sequence[Implementation]:
-        """The chain as this problem sees it: of those that follow a strategy, the ones of the strategy asked for go first.
-        Those that name none keep their places: another package's at the head, plain PyTorch at the end.
+        """The chain as this problem sees it: among those that follow a strategy, the ones of the strategy asked for go
+        first. Those that name none keep their places: another package's at the head, plain PyTorch at the end.
         """
         asked, chain = problem.attention_strategy, self._chains[kernel]
         if asked is None:

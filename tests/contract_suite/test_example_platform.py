@@ -78,9 +78,9 @@ def test_detected_before_the_processor(site: Site) -> None:
         timeout=60,
         check=True,
     )
-    states = {entry["name"]: entry["state"] for entry in json.loads(done.stdout)}
-    assert states["example"] == "chosen"
-    assert states["cpu"] == "usable"
+    told = {entry["platform"]: entry for entry in json.loads(done.stdout)}
+    assert [name for name, entry in told.items() if entry["chosen"]] == ["example"]
+    assert told["cpu"]["refused"] is None
 
 
 def test_a_vendor_that_does_not_import_is_told(tmp_path: Path) -> None:
@@ -89,7 +89,9 @@ def test_a_vendor_that_does_not_import_is_told(tmp_path: Path) -> None:
     site.declare("trimaran-example", {"trimaran.platforms": {"example": "trimaran_example.platform:ExamplePlatform"}})
     done = site.run_suite("example")
     assert done.returncode == 1
-    assert "detection.usable: it was refused, so nothing can be judged here: the package trimaran-example" in done.stdout
+    assert (
+        "detection.usable: it was refused, so nothing can be judged here: the package trimaran-example" in done.stdout
+    )
     assert "No module named 'trimaran_example'" in done.stdout
 
 
