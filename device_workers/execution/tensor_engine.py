@@ -24,13 +24,14 @@ from ..memory.exhaustion import exhaustion_as_memory_error
 from ..memory.kv_cache import KvCache, KvLayout
 from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending, shared_limit
 from ..models.config import ModelConfig
-from ..models.decoder import Activations, Decoder, DecoderKernels, WeightReader
+from ..models.decoder import Activations, Decoder, DecoderKernels, StepTensors, WeightReader
 from ..models.facts import KERNELS, kernel_problem
 from ..models.sharding import Shard
-from ..platforms.contract import Backend, Clause, Graph, NotSupported
+from ..platforms.contract import Backend, Clause
 from ..weights.source import OnBytes, WeightSource
 from .batch import Batch, BatchBuilder
 from .contract import LoadFacts, OnFraction, Spending
+from .graphs import Graphs
 from .guarded_kernels import KernelReplaced, KernelSet
 from .penalty_table import PenaltyTable
 from .progress import Progress
@@ -89,8 +90,6 @@ class TensorEngine:
             num_ranks=1 if parts.communicator is None else parts.communicator.num_ranks,
             on_changed=self._kernels_changed,
         )
-        self._graph: Graph | None = None
-        self._graph_decision: Decision | None = None
         self._batch: Batch | None = None
         self._hidden: tuple[torch.Tensor, torch.Tensor] | None = None
         self._seconds = [0.0, 0.0, 0.0, 0.0]
@@ -152,6 +151,7 @@ class TensorEngine:
         self._builder = BatchBuilder(
             settled.max_batched_tokens, max_sequences, max_blocks, settled.block_size, parts.backend
         )
+        self._graphs = Graphs(parts.backend, self._builder, max_sequences, self._forward_recorded)
         self._table = RowTable(max_blocks, max_sequences)
         self._last_tokens = torch.zeros(max_sequences, dtype=torch.int32, device=self._device)
         self._penalties = PenaltyTable(parts.num_sampled_ids, self._device)
@@ -196,25 +196,18 @@ class TensorEngine:
             "weights": self._weight_bytes,
             "activations": self._activations.num_bytes + self._builder.num_bytes,
             "kv_cache": self._cache.num_bytes,
+            "graphs": self._graphs.num_bytes,
         }
 
     def _capture(self) -> None:
         refusal = self._refuse_graph()
         if refusal is None:
-            tensors = self._builder.whole(self._settled.max_batched_tokens)
-            try:
-                self._graph = self._parts.backend.capture_graph(lambda: self._forward_recorded(tensors))
-            except NotSupported as error:
-                refusal = str(error)
-        if self._graph is None:
-            self._graph_decision = Decision(name="graphs", value="eager", reason=refusal or "")
+            decision = self._graphs.capture(self._settled.graph_buckets, self._settled.max_batched_tokens)
         else:
-            reason = "all kernels of the forward pass can be recorded"
-            value = f"one recording of {self._graph.num_launches} launches"
-            self._graph_decision = Decision(name="graphs", value=value, reason=reason)
-        self.decisions = (*self.decisions, self._graph_decision)
+            decision = Decision(name="graphs", value="eager", reason=refusal)
+        self.decisions = (*self.decisions, decision)
 
-    def _forward_recorded(self, tensors: Any) -> None:
+    def _forward_recorded(self, tensors: StepTensors) -> None:
         self._decoder.forward(tensors, self._cache.layers, lambda: None)
 
     def _refuse_graph(self) -> str | None:
@@ -222,8 +215,6 @@ class TensorEngine:
             return "asked for by --enforce-eager"
         if self._parts.graph_refusal is not None:
             return f"{Clause.GRAPH_CAPTURE}: {self._parts.graph_refusal}"
-        if not self._parts.backend.graphs_take_any_size:
-            return f"a recording on {self.profile.platform} holds one number of tokens, and steps vary"
         if self._parts.communicator is not None:
             return "collectives between ranks cannot be recorded"
         eager = [name for name in DecoderKernels.__dataclass_fields__ if not self._kernels[name].capturable]
@@ -241,24 +232,24 @@ class TensorEngine:
             self._penalties.take(history)
         self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
         self._grow_last_tokens()
-        self._batch = self._builder.build(plan, self._table, self._last_tokens)
+        padded = self._graphs.bucket(int(plan.counts.sum()), len(plan.rows))
+        self._batch = self._builder.build(plan, self._table, self._last_tokens, padded)
         built = time.perf_counter()
         with self._memory_errors():
-            self._hidden = self._run(
-                self._builder.tensors(self._batch), self._batch.num_tokens, self._batch.num_sequences
-            )
+            tensors = self._builder.tensors(self._batch, padded)
+            self._hidden = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
         self._seconds[:2] = built - began, time.perf_counter() - built
 
     def _run(self, tensors: Any, num_tokens: int, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states `(residual, delta)`, each `[T, D]`."""
         if num_tokens == 0:
             return self._activations.hidden(0)
-        while self._graph is None:
+        while (graph := self._graphs.find(num_tokens, num_sequences)) is None:
             try:
                 return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)
             except KernelReplaced:
                 continue  # from the embedding on: what the pass had changed, it makes anew
-        self._graph.replay(num_tokens, num_sequences, self.progress.counter)
+        graph.replay(num_tokens, num_sequences, self.progress.counter)
         return self._activations.hidden(num_tokens)
 
     def _grow_last_tokens(self) -> None:
@@ -314,7 +305,7 @@ class TensorEngine:
 
     def _kernels_changed(self, resolutions: tuple[Resolution, ...]) -> None:
         """A recording holds the kernels that it was made of."""
-        self._graph = None
+        self._graphs.drop()
         self._parts.on_kernels(resolutions)
 
     def _logits_at(self, places: Array) -> torch.Tensor:
