@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from ..kernels.catalog import CATALOG
 from ..kernels.implementation import Services
 from ..kernels.registry import KernelChoices, Registry
 from ..kernels.verification import VerdictCache, Verifier
+from .affinity import stay_near
 from .dtype_choice import DtypeMeasurements, candidates, check_dtype, choose_dtype, lacks, measure
 from .execution.contract import StepEngine
 from .execution.declared_engine import DeclaredEngine, MemoryWishes
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from .weights.source import OnBytes, WeightSource
 
 OnPhase = Callable[[str], None]
+OnKernels = Callable[[tuple[Resolution, ...]], None]
+"""Told of a kernel that was replaced while serving, with all resolutions as they are now."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 log = logging.getLogger("trimaran.worker")
@@ -147,11 +151,16 @@ def make_registry(configuration: WorkerConfiguration, warn: Callable[[str], None
     plain = Registry(CATALOG)
     references = {kernel: plain.chain(kernel)[-1] for kernel in plain.kernels}
     catalog = (*plugin_kernels(plain.kernels, warn), *CATALOG)
-    return Registry(catalog, Verifier(references, VerdictCache(Path(configuration.cache_directory), warn)))
+    verifier = Verifier(references, VerdictCache(Path(configuration.cache_directory), warn))
+    return Registry(catalog, verifier, verifier)
 
 
 def open_engine(
-    configuration: WorkerConfiguration, described: Described, warn: Callable[[str], None], on_phase: OnPhase
+    configuration: WorkerConfiguration,
+    described: Described,
+    warn: Callable[[str], None],
+    on_phase: OnPhase,
+    on_kernels: OnKernels = lambda resolutions: None,
 ) -> StepEngine:
     """Open the device and settle dtype and sizes; weights are not read yet. Raises Refusal.
 
@@ -162,6 +171,7 @@ def open_engine(
     on_phase("device")
     platform = described.platform
     assert platform is not None, "a declared device cannot be opened"
+    described = dataclass_replace(described, decisions=(*described.decisions, *stay_near(described.profile)))
     cache_dir = Path(configuration.cache_directory)
     backend = platform.open(described.profile.index, num_threads=described.num_threads, cache_dir=cache_dir, warn=warn)
     if not platform.computes:
@@ -169,7 +179,7 @@ def open_engine(
     services = Services(
         num_threads=described.num_threads, cache_dir=cache_dir, warn=warn, device=str(backend.torch_device)
     )
-    return _tensor_engine(configuration, described, platform, backend, services, on_phase)
+    return _tensor_engine(configuration, described, platform, backend, services, on_phase, on_kernels)
 
 
 def _null_engine(configuration: WorkerConfiguration, described: Described, backend: Backend) -> StepEngine:
@@ -220,6 +230,7 @@ def _tensor_engine(
     backend: Backend,
     services: Services,
     on_phase: OnPhase,
+    on_kernels: OnKernels,
 ) -> StepEngine:
     from .execution.tensor_engine import EngineParts, TensorEngine
 
@@ -252,6 +263,7 @@ def _tensor_engine(
             kv_memory_bytes=configuration.kv_memory_bytes,
             enforce_eager=configuration.enforce_eager,
             graph_refusal=platform.declines.get(Clause.GRAPH_CAPTURE),
+            on_kernels=on_kernels,
         )
     )
 

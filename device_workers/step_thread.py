@@ -15,10 +15,11 @@ from msgspec import Struct
 
 from ..ipc.conditions import DeviceFault, StepFailed
 from ..ipc.configuration import WorkerConfiguration
-from ..ipc.facts import Phase
+from ..ipc.facts import Phase, Resolution
 from ..ipc.plan import StepPlan, TokenMasks, WorkFlag
 from ..ipc.worker_messages import (
     Allocate,
+    KernelsChanged,
     Loaded,
     Negotiated,
     OversizedPlan,
@@ -125,9 +126,15 @@ class StepThread:
     def _boot(self) -> StepEngine:
         self._begin_phase("detect")
         described = describe(self._configuration, self._outlets.warn)
-        engine = open_engine(self._configuration, described, self._outlets.warn, self._begin_phase)
+        engine = open_engine(
+            self._configuration, described, self._outlets.warn, self._begin_phase, self._kernels_changed
+        )
         self._end_phase()
         return engine
+
+    def _kernels_changed(self, resolutions: tuple[Resolution, ...]) -> None:
+        rank, generation = self._configuration.rank, self._generation
+        self._send(KernelsChanged(rank=rank, generation=generation, resolutions=resolutions))
 
     def _shake_hands(self) -> None:
         self._send(self._hello())

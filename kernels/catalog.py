@@ -204,7 +204,7 @@ def _plain_silu_and_mul(profile: DeviceProfile, problem: Problem, services: Serv
 def _plain_linear(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .reference.linear import ReferenceLinear
 
-    return ReferenceLinear()
+    return ReferenceLinear(services.device)
 
 
 def _plain_paged_attention(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
@@ -328,11 +328,11 @@ CATALOG: tuple[Implementation, ...] = (
         features=frozenset({Feature.BULK_TENSOR_COPY}),
         block_sizes=frozenset({16, 32, 64, 128}),
         head_dim_multiple=8,
-        min_shared_memory_bytes=96 << 10,
-        not_offered={"sm_120": "Triton's bulk copies spill registers there"},
+        min_shared_memory_bytes=112 << 10,
+        not_offered={"sm_120": "the assembler makes each bulk copy a call through the stack there"},
     ),
     _triton_attention(
-        _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=48 << 10
+        _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=56 << 10
     ),
     _triton_attention(
         _triton_paged_attention_lean, "_lean", AttentionStrategy.LOW_OCCUPANCY, min_shared_memory_bytes=32 << 10
@@ -343,7 +343,7 @@ CATALOG: tuple[Implementation, ...] = (
     _triton("greedy_sample", _triton_greedy_sample),
     _plain("greedy_sample", _plain_greedy_sample),
     _cpp("sample", _cpp_sample),
-    _triton("sample", _triton_sample),
+    _triton("sample", _triton_sample, features=frozenset({Feature.FP64})),
     _plain("sample", _plain_sample),
     _triton("apply_penalties", _triton_apply_penalties),
     _plain("apply_penalties", _plain_apply_penalties),

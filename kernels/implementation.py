@@ -57,7 +57,7 @@ def _misfit_device(metadata: KernelMetadata, profile: DeviceProfile) -> str | No
         return f"needs platform {_listed(metadata.platforms)}, device is on {profile.platform}"
     if profile.platform in metadata.not_platforms:
         return f"does not run on platform {profile.platform}"
-    return _misfit_capability(metadata, profile) or _misfit_architecture(metadata, profile)
+    return _misfit_architecture(metadata, profile) or _misfit_capability(metadata, profile)
 
 
 def _misfit_architecture(metadata: KernelMetadata, profile: DeviceProfile) -> str | None:

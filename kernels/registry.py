@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..ipc.conditions import Refusal
 from ..ipc.facts import DeviceProfile, Problem, Resolution
 from .implementation import Implementation, Kernel, Services
+
+
+class Memory(Protocol):
+    """What earlier starts found out about implementations on this device, and what this one finds."""
+
+    def known_failure(self, implementation: Implementation, profile: DeviceProfile, problem: Problem) -> str | None:
+        """Why not to load it again; None when nothing is held against it."""
+        ...
+
+    def begin(self, implementation: Implementation, profile: DeviceProfile, problem: Problem) -> None:
+        """It is about to be loaded and run: should the process die of that, the next one shall know."""
+        ...
+
+    def failed(
+        self, implementation: Implementation, profile: DeviceProfile, problem: Problem, error: Exception | str
+    ) -> None: ...
+
 
 Verify = Callable[[Implementation, Kernel, DeviceProfile, Problem, Services], str | None]
 
@@ -45,9 +63,12 @@ NO_CHOICES = KernelChoices({}, frozenset())
 class Registry:
     """Chains of implementations by kernel, in order of preference; the last link of each is plain PyTorch."""
 
-    def __init__(self, catalog: Sequence[Implementation], verify: Verify | None = None) -> None:
+    def __init__(
+        self, catalog: Sequence[Implementation], verify: Verify | None = None, memory: Memory | None = None
+    ) -> None:
         self._chains: dict[str, list[Implementation]] = {}
         self._verify = verify
+        self._memory = memory
         for implementation in catalog:
             self._chains.setdefault(implementation.kernel, []).append(implementation)
 
@@ -77,7 +98,7 @@ class Registry:
             )
 
     def order(self, kernel: str, problem: Problem) -> Sequence[Implementation]:
-        """The chain as this problem sees it: among those that follow a strategy, the ones of the strategy asked for go
+        """The chain as this problem sees it: of those that follow a strategy, the ones of the strategy asked for go
         first. Those that name none keep their places: another package's at the head, plain PyTorch at the end.
         """
         asked, chain = problem.attention_strategy, self._chains[kernel]
@@ -109,7 +130,37 @@ class Registry:
         Raises KernelChoiceRefused when a pinned one fails, RuntimeError when the whole chain did.
         """
         self.check(choices)
-        demoted: dict[str, str] = {}
+        return self._load(kernel, profile, problem, services, choices, {})
+
+    def replace(
+        self,
+        resolution: Resolution,
+        reason: str,
+        profile: DeviceProfile,
+        problem: Problem,
+        services: Services,
+        choices: KernelChoices = NO_CHOICES,
+    ) -> tuple[Kernel, Resolution]:
+        """The next link for a kernel whose chosen one failed while serving; it stays demoted. Raises as `load`."""
+        if resolution.pinned:
+            raise KernelChoiceRefused(
+                f"--kernel {resolution.kernel}={resolution.chosen} failed: {reason}; drop the pin"
+            )
+        failed = next(found for found in self._chains[resolution.kernel] if found.name == resolution.chosen)
+        if self._memory is not None:
+            self._memory.failed(failed, profile, problem, reason)
+        demoted = {**resolution.demoted, resolution.chosen: reason}
+        return self._load(resolution.kernel, profile, problem, services, choices, demoted)
+
+    def _load(
+        self,
+        kernel: str,
+        profile: DeviceProfile,
+        problem: Problem,
+        services: Services,
+        choices: KernelChoices,
+        demoted: dict[str, str],
+    ) -> tuple[Kernel, Resolution]:
         while True:
             implementation, resolution = self._choose(kernel, profile, problem, choices, demoted)
             loaded, failure = self._try(implementation, profile, problem, services)
@@ -122,11 +173,18 @@ class Registry:
     def _try(
         self, implementation: Implementation, profile: DeviceProfile, problem: Problem, services: Services
     ) -> tuple[Kernel | None, str]:
+        if self._memory is not None:
+            known = self._memory.known_failure(implementation, profile, problem)
+            if known is not None:
+                return None, known
+            self._memory.begin(implementation, profile, problem)
         try:
             loaded = implementation.load(profile, problem, services)
             failure = self._verify(implementation, loaded, profile, problem, services) if self._verify else None
         except Exception as error:  # any failure of vendor code or of a compiler means: take the next one
-            return None, f"{type(error).__name__}: {error}"
+            if self._memory is not None:
+                self._memory.failed(implementation, profile, problem, error)
+            return None, failure_text(error)
         return (loaded, "") if failure is None else (None, failure)
 
     def _choose(
@@ -158,6 +216,12 @@ class Registry:
                 )
             rejected[candidate.name] = reason
         raise _exhausted(kernel, rejected, demoted, choices)
+
+
+def failure_text(error: Exception) -> str:
+    """One line: compilers write pages."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"[:500]
 
 
 def _rejection(

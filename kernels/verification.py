@@ -12,13 +12,18 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 import msgspec
 
 from ..ipc.facts import DeviceProfile, Problem
 from .implementation import Implementation, Kernel, Services
+from .registry import failure_text
 
 AGREES = "agrees"
+_TRYING = "trying"
+MAX_CRASHES = 2
+"""One may be the user's: whoever kills a start in its first seconds has shown nothing against a kernel."""
 
 
 class VerdictCache:
@@ -40,6 +45,9 @@ class VerdictCache:
 
     def put(self, key: str, verdict: str) -> None:
         self._verdicts = {**self._read(), **self._verdicts, key: verdict}
+        self._write()
+
+    def _write(self) -> None:
         if self._path is None:
             return
         try:
@@ -48,6 +56,11 @@ class VerdictCache:
             self._complain(
                 f"kernel verdicts cannot be kept in {self._path} ({error}): kernels are checked at each start"
             )
+
+    def drop(self, key: str) -> None:
+        """Forget what is known of the key."""
+        self._verdicts = {name: verdict for name, verdict in {**self._read(), **self._verdicts}.items() if name != key}
+        self._write()
 
     def _read(self) -> dict[str, str]:
         if self._path is None:
@@ -96,7 +109,11 @@ def verdict_key(name: str, profile: DeviceProfile, problem: Problem) -> str:
 
 
 class Verifier:
-    """The `verify` of a Registry: None when the kernel agrees with the last link of its chain, else the reason."""
+    """The `verify` and the `memory` of a Registry.
+
+    Called: None when the kernel agrees with the last link of its chain, else the reason. A process that dies while an
+    implementation is loaded or tried leaves a mark; after MAX_CRASHES of them that implementation is not tried again.
+    """
 
     def __init__(self, references: Mapping[str, Implementation], verdicts: VerdictCache) -> None:
         self._references = references
@@ -115,11 +132,64 @@ class Verifier:
             return None
         key = verdict_key(implementation.name, profile, problem)
         verdict = self._verdicts.get(key)
-        if verdict is None:
+        if verdict is None or verdict.startswith(_TRYING):
             expected = reference.load(profile, problem, services)
             verdict = compare(implementation.kernel, kernel, expected, problem, services.device) or AGREES
             self._verdicts.put(key, verdict)
         return None if verdict == AGREES else verdict
+
+    def known_failure(self, implementation: Implementation, profile: DeviceProfile, problem: Problem) -> str | None:
+        verdict = self._verdicts.get(verdict_key(implementation.name, profile, problem))
+        if verdict is None or verdict == AGREES:
+            return None
+        if not verdict.startswith(_TRYING):
+            return verdict
+        crashes = [mark for mark in verdict.removeprefix(_TRYING).split() if not _lives(mark)]
+        if len(crashes) < MAX_CRASHES:
+            return None
+        return f"the process died {len(crashes)} times while it was loaded or checked"
+
+    def begin(self, implementation: Implementation, profile: DeviceProfile, problem: Problem) -> None:
+        if self._is_reference(implementation):
+            return
+        key = verdict_key(implementation.name, profile, problem)
+        verdict = self._verdicts.get(key)
+        if verdict is None or verdict.startswith(_TRYING):
+            before = (verdict or _TRYING).rstrip()
+            self._verdicts.put(key, f"{before} {_mark(os.getpid())}")
+
+    def failed(
+        self, implementation: Implementation, profile: DeviceProfile, problem: Problem, error: Exception | str
+    ) -> None:
+        """Kept until the key changes, unless the machine was at fault and may be better the next time."""
+        if self._is_reference(implementation):
+            return
+        key = verdict_key(implementation.name, profile, problem)
+        if isinstance(error, Exception) and _is_passing(error):
+            self._verdicts.drop(key)
+        else:
+            self._verdicts.put(key, error if isinstance(error, str) else failure_text(error))
+
+    def _is_reference(self, implementation: Implementation) -> bool:
+        return self._references[implementation.kernel].name == implementation.name
+
+
+def _is_passing(error: Exception) -> bool:
+    """Full disks and memory, and compilers that a busy machine slowed down."""
+    return isinstance(error, (OSError, MemoryError, TimeoutExpired)) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _mark(pid: int) -> str:
+    """A process, and when it started: pids come again."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return f"{pid}@"
+    return f"{pid}@{stat.rsplit(')', 1)[-1].split()[19]}"
+
+
+def _lives(mark: str) -> bool:
+    return _mark(int(mark.split("@")[0])) == mark and not mark.endswith("@")
 
 
 def compare(name: str, kernel: Kernel, reference: Kernel, problem: Problem, device: str = "cpu") -> str | None:

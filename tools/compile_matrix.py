@@ -37,7 +37,9 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from trimaran.ipc.facts import DeviceCapability, DeviceProfile, Feature, Problem
+from trimaran.device_workers.profiles.declared import architecture_profile
+from trimaran.device_workers.profiles.packaged import file_of_architecture
+from trimaran.ipc.facts import DeviceProfile, Problem
 from trimaran.kernels.catalog import CATALOG
 from trimaran.kernels.implementation import Implementation, Services
 
@@ -48,45 +50,29 @@ NUM_CHILDREN = 2
 
 
 class Target(NamedTuple):
-    """An architecture: who compiles for it, how wide a warp is, and what one block may take."""
+    """An architecture and the compiler's backend for it. What its blocks may take is in its capability file."""
 
     backend: str
     architecture: str
-    warp_width: int
-    shared_memory_bytes: int
-    features: frozenset[Feature] = frozenset()
 
     def profile(self) -> DeviceProfile:
-        version = self.architecture.removeprefix("sm_")
-        capability = DeviceCapability(
-            architecture=self.architecture,
-            compute_capability=f"{version[:-1]}.{version[-1]}" if self.backend == "cuda" else None,
-            warp_width=self.warp_width,
-            shared_memory_per_block_bytes=self.shared_memory_bytes,
-            num_multiprocessors=100,
-            features=frozenset({Feature.FP16, Feature.BF16, Feature.INT8, Feature.TRITON}) | self.features,
-        )
-        platform = {"cuda": "cuda", "hip": "rocm"}[self.backend]
-        return DeviceProfile(platform=platform, vendor=platform, name=self.architecture, capability=capability)
+        return _declared(self.architecture)
 
 
-_FP8 = frozenset({Feature.FP8_E4M3, Feature.FP8_E5M2})
-_HOPPER_ON = _FP8 | {Feature.BULK_TENSOR_COPY}
+@functools.cache
+def _declared(architecture: str) -> DeviceProfile:
+    file = file_of_architecture(architecture)
+    assert file is not None, f"{architecture} has no capability file"
+    return architecture_profile(file)
+
+
 TARGETS = {
-    target.architecture: target
-    for target in (
-        Target("cuda", "sm_80", 32, 163 << 10),
-        Target("cuda", "sm_86", 32, 99 << 10),
-        Target("cuda", "sm_89", 32, 99 << 10, _FP8),
-        Target("cuda", "sm_90", 32, 227 << 10, _HOPPER_ON),
-        Target("cuda", "sm_100", 32, 227 << 10, _HOPPER_ON),
-        Target("cuda", "sm_120", 32, 99 << 10, _HOPPER_ON),
-        Target("hip", "gfx90a", 64, 64 << 10),
-        Target("hip", "gfx942", 64, 64 << 10, _FP8),
-        Target("hip", "gfx950", 64, 160 << 10, _FP8),
-        Target("hip", "gfx1100", 32, 64 << 10),
-        Target("hip", "gfx1201", 32, 64 << 10, _FP8),
+    architecture: Target(backend, architecture)
+    for backend, architectures in (
+        ("cuda", ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")),
+        ("hip", ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")),
     )
+    for architecture in architectures
 }
 
 _LLAMA = Problem(
@@ -171,7 +157,12 @@ class Launched(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def title(self) -> str:
-        return self.kernel.__name__.removesuffix("_kernel")
+        """The kernel, and of a decode which: places are tokens or sequences; one program has all keys or a share."""
+        name = str(self.kernel.__name__.removesuffix("_kernel"))
+        if name != "decode":
+            return name
+        places = "by token" if self.constants["BY_TOKEN"] else "by sequence"
+        return f"{name} {places}, {'whole' if self.constants['IS_WHOLE'] else 'in parts'}"
 
 
 def _described(argument: Any, is_general: bool) -> object:
@@ -266,15 +257,16 @@ def name_target(target: Target) -> None:
     architecture: int | str = target.architecture
     if target.backend == "cuda":
         architecture = int(target.architecture.removeprefix("sm_"))
-    driver.set_active(NamesATarget(GPUTarget(target.backend, architecture, target.warp_width)))
+    driver.set_active(NamesATarget(GPUTarget(target.backend, architecture, target.profile().capability.warp_width)))
 
 
 def compiled(launched: Launched) -> dict[str, Any]:
-    """Registers, spilled bytes (NVIDIA) or registers (AMD), shared memory in bytes, seconds."""
+    """Registers, spilled bytes (NVIDIA) or registers (AMD), shared memory in bytes, seconds, bulk copies if any."""
     began = time.perf_counter()
     result = launched.kernel.warmup(*launched.arguments, grid=launched.grid, **launched.constants)
     took = time.perf_counter() - began
     registers, spilled = _nvidia_usage(result.asm["cubin"]) if "cubin" in result.asm else _amd_usage(result.asm)
+    num_bulk_copies = result.asm.get("ptx", "").count("cp.async.bulk.tensor")
     return {
         "registers": registers,
         "spilled": spilled,
@@ -282,6 +274,7 @@ def compiled(launched: Launched) -> dict[str, Any]:
         "warps": result.metadata.num_warps,
         "stages": result.metadata.num_stages,
         "seconds": round(took, 1),
+        **({"bulk_copies": num_bulk_copies} if num_bulk_copies else {}),
     }
 
 
@@ -429,6 +422,11 @@ def read_record() -> dict[str, Any]:
     return json.loads(RECORD.read_text()) if RECORD.exists() else {"triton": "", "cells": {}}
 
 
+def _one_line_each(text: str) -> str:
+    """Innermost objects on lines of their own, so that a change reads as the launches that changed."""
+    return re.sub(r"\{\n([^{}]*?)\n\s*\}", lambda found: "{" + " ".join(found[1].split()) + "}", text)
+
+
 def known_numbers(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """By fingerprint."""
     return {
@@ -497,7 +495,8 @@ def fault(architecture: str, entry: dict[str, Any]) -> str | None:
         return "not compiled"
     if entry["spilled"]:
         return f"spills {entry['spilled']}"
-    limit = TARGETS[architecture].shared_memory_bytes
+    limit = TARGETS[architecture].profile().capability.shared_memory_per_block_bytes
+    assert limit is not None
     if entry["shared"] > limit:
         return f"takes {entry['shared']} bytes of shared memory, a block has {limit}"
     return None
@@ -544,7 +543,8 @@ def page(record: dict[str, Any]) -> str:
 
 def _cell_text(cell: dict[str, Any], architecture: str, reasons: dict[str, int]) -> str:
     if "refused" in cell:
-        number = reasons.setdefault(cell["refused"], len(reasons) + 1)
+        reason = cell["refused"].replace(TARGETS[architecture].profile().name, "it").replace(architecture, "it")
+        number = reasons.setdefault(reason, len(reasons) + 1)
         return f"*n* {number}"
     compiled_ones = [entry for entry in cell["launches"].values() if "fingerprint" in entry]
     if any(fault(architecture, entry) for entry in compiled_ones):
@@ -556,7 +556,8 @@ def _cell_text(cell: dict[str, Any], architecture: str, reasons: dict[str, int])
 
 def _details(cells: Cells) -> list[str]:
     """Attention, whose tiles differ most, launch by launch."""
-    lines = ["## Attention, launch by launch", "", "Registers · shared memory (KiB) · warps.", ""]
+    legend = "Registers · shared memory (KiB) · warps. *=*: the binary of another line."
+    lines = ["## Attention, launch by launch", "", legend, ""]
     for name in (name for name in cells if "attention" in name):
         offered = [architecture for architecture in TARGETS if "launches" in cells[name][architecture]]
         titles = list(dict.fromkeys(title for key in offered for title in cells[name][key]["launches"]))
@@ -570,9 +571,9 @@ def _details(cells: Cells) -> list[str]:
 
 def _detail(entry: dict[str, Any] | None) -> str:
     if entry is None:
-        return "as another"
+        return "*=*"
     if "refused" in entry:
-        return entry["refused"]
+        return str(entry["refused"])
     if "registers" not in entry:
         return "**red**"
     return f"{entry['registers']} · {entry['shared'] / 1024:.0f} · {entry['warps']}"
@@ -603,7 +604,7 @@ def main() -> int:
     if complete:
         record["cells"] = cells
     record["triton"] = importlib.metadata.version("triton")
-    RECORD.write_text(json.dumps(record, indent=1, sort_keys=False) + "\n")
+    RECORD.write_text(_one_line_each(json.dumps(record, indent=1)) + "\n")
     if complete:
         PAGE.write_text(page(record))
     red = faults(cells)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs on a machine with a GPU what cannot run without one, and keeps what it said.
 
-    python tools/gpu_check.py OUT [--model FOLDER] [--parts tests,commands,serve]
+    python tools/gpu_check.py OUT [--model FOLDER] [--parts tests,suite,commands,serve]
 
-tests: everything under tests/gpu. commands: probe, doctor, kernels, diagnose. serve: a start with dummy weights of the
-model's shape, and some tokens. Each part goes on where another failed; the exit code is 1 if one did. With `trimaran`
-importable, nothing has to be installed.
+tests: everything under tests/gpu. suite: the contract suite. commands: probe, doctor, kernels, diagnose. serve: a start
+with dummy weights of the model's shape, and some tokens. Each part goes on where another failed; the exit code is 1 if
+one did. With `trimaran` importable, nothing has to be installed.
 """
 
 import argparse
@@ -16,10 +16,16 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-P", "-m", "trimaran.frontend.launch.commands"]
+PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-q", "-m", "gpu", "--timeout", "400"]
+NUM_SHARDS = 12
+PLATFORM = "cuda"
+SUITE = "trimaran.device_workers.contract_suite"
+PLUGIN = f"{SUITE}.plugin"
 PORT = 8765
 
 
@@ -42,8 +48,36 @@ class Parts:
 
 
 def tests(parts: Parts) -> None:
-    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-q", "-m", "gpu", "--timeout", "300"]
-    parts.run("tests", [*command, "tests/gpu"], limit_s=420)
+    """The platform's alone, because they measure; those of kernels side by side, because compilers are slow."""
+    parts.run("tests_platform", [*PYTEST, "tests/gpu/test_cuda_platform.py"], limit_s=240)
+    listed = subprocess.run(
+        [*PYTEST, "--collect-only", "tests/gpu"], capture_output=True, text=True, check=False
+    ).stdout
+    ids = [line for line in listed.splitlines() if "::" in line and "test_cuda_platform" not in line]
+    shards = [ids[index::NUM_SHARDS] for index in range(NUM_SHARDS)]
+    began = time.monotonic()
+    with (parts.out / "tests_kernels.txt").open("w") as log:
+        running = [
+            subprocess.Popen([*PYTEST, *shard], stdout=log, stderr=subprocess.STDOUT) for shard in shards if shard
+        ]
+        codes = [_wait(process, began + 420) for process in running]
+    parts.ended["tests_kernels"] = {"codes": codes, "code": max(codes, default=1), "seconds": time.monotonic() - began}
+    print("tests_kernels", parts.ended["tests_kernels"], flush=True)
+
+
+def _wait(process: subprocess.Popen[bytes], ends: float) -> int:
+    try:
+        return process.wait(max(1.0, ends - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return 124
+
+
+def suite(parts: Parts) -> None:
+    found = entry_points(group="pytest11")  # an installed package's; beside one that is only importable it is named
+    plugin = [] if any(entry.value == PLUGIN for entry in found) else ["-p", PLUGIN]
+    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *plugin, "-v", "--platform", PLATFORM]
+    parts.run("suite", [*command, "--pyargs", SUITE], limit_s=300)
 
 
 def commands(parts: Parts) -> None:
@@ -109,12 +143,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", type=Path, help="folder with config.json and tokenizer.json")
-    parser.add_argument("--parts", default="tests,commands,serve")
+    parser.add_argument("--parts", default="tests,suite,commands,serve")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parts = Parts(arguments.out)
-    run: dict[str, Callable[[], None]] = {"tests": lambda: tests(parts), "commands": lambda: commands(parts)}
+    run: dict[str, Callable[[], None]] = {
+        "tests": lambda: tests(parts),
+        "suite": lambda: suite(parts),
+        "commands": lambda: commands(parts),
+    }
     if arguments.model is not None:
         run["serve"] = lambda: serve(parts, arguments.model)
     for name in arguments.parts.split(","):

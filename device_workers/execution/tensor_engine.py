@@ -17,24 +17,26 @@ import torch
 from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, Feature, ModelFacts, Resolution
 from ...ipc.plan import ResultFlag, StepPlan, StepResult, TokenMasks, WorkFlag, hash_tokens
 from ...ipc.worker_messages import Settled
-from ...kernels.implementation import Communicator, Kernel, Services
+from ...kernels.implementation import Communicator, Services
 from ...kernels.registry import KernelChoices, Registry
 from ...kernels.trials import DTYPES
 from ..memory.exhaustion import exhaustion_as_memory_error
 from ..memory.kv_cache import KvCache, KvLayout
 from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending, shared_limit
 from ..models.config import ModelConfig
-from ..models.decoder import Activations, Decoder, DecoderKernels, WeightReader
+from ..models.decoder import Activations, Decoder, DecoderKernels, StepTensors, WeightReader
 from ..models.facts import KERNELS, kernel_problem
 from ..models.sharding import Shard
-from ..platforms.contract import Backend, Clause, Graph, NotSupported
+from ..platforms.contract import Backend, Clause
 from ..weights.source import OnBytes, WeightSource
 from .batch import Batch, BatchBuilder
 from .contract import LoadFacts, OnFraction, Spending
+from .graphs import Graphs
+from .guarded_kernels import KernelReplaced, KernelSet
 from .penalty_table import PenaltyTable
 from .progress import Progress
 from .row_table import RowTable
-from .sampler import Logprobs, Sampler, SamplerKernels
+from .sampler import Logprobs, Sampled, Sampler, SamplerKernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SPARE_SEQUENCES = 8
@@ -60,6 +62,7 @@ class EngineParts:
     kv_memory_bytes: int | None
     enforce_eager: bool
     graph_refusal: str | None
+    on_kernels: Callable[[tuple[Resolution, ...]], None]
 
 
 class TensorEngine:
@@ -79,10 +82,14 @@ class TensorEngine:
         )
         self.progress = Progress()
         self._device = parts.backend.torch_device
-        self._kernels: dict[str, Kernel] = {}
-        self._resolutions: tuple[Resolution, ...] = ()
-        self._graph: Graph | None = None
-        self._graph_decision: Decision | None = None
+        self._kernels = KernelSet(
+            parts.registry,
+            self.profile,
+            parts.services,
+            parts.choices,
+            num_ranks=1 if parts.communicator is None else parts.communicator.num_ranks,
+            on_changed=self._kernels_changed,
+        )
         self._batch: Batch | None = None
         self._hidden: tuple[torch.Tensor, torch.Tensor] | None = None
         self._seconds = [0.0, 0.0, 0.0, 0.0]
@@ -96,7 +103,7 @@ class TensorEngine:
         self._load_weights(settled, on_fraction)
         plan = self._plan_memory()
         return LoadFacts(
-            resolutions=self._resolutions,
+            resolutions=self._kernels.resolutions,
             decisions=(*self.decisions, plan.decision),
             memory=self._parts.backend.memory_facts(),
             weight_bytes=plan.weight_bytes,
@@ -109,13 +116,9 @@ class TensorEngine:
     def _load_kernels(self, settled: Settled, on_fraction: OnFraction) -> None:
         parts = self._parts
         problem = kernel_problem(parts.config, parts.shard, self.model, settled)
-        resolutions = []
         for index, name in enumerate(KERNELS):
             on_fraction("kernels", index / len(KERNELS))
-            loaded, resolution = parts.registry.load(name, self.profile, problem, parts.services, parts.choices)
-            self._kernels[name] = loaded
-            resolutions.append(resolution)
-        self._resolutions = tuple(resolutions)
+            self._kernels.load(name, problem)
         on_fraction("kernels", 1.0)
 
     def _load_weights(self, settled: Settled, on_fraction: OnFraction) -> None:
@@ -148,6 +151,7 @@ class TensorEngine:
         self._builder = BatchBuilder(
             settled.max_batched_tokens, max_sequences, max_blocks, settled.block_size, parts.backend
         )
+        self._graphs = Graphs(parts.backend, self._builder, max_sequences, self._forward_recorded)
         self._table = RowTable(max_blocks, max_sequences)
         self._last_tokens = torch.zeros(max_sequences, dtype=torch.int32, device=self._device)
         self._penalties = PenaltyTable(parts.num_sampled_ids, self._device)
@@ -192,25 +196,18 @@ class TensorEngine:
             "weights": self._weight_bytes,
             "activations": self._activations.num_bytes + self._builder.num_bytes,
             "kv_cache": self._cache.num_bytes,
+            "graphs": self._graphs.num_bytes,
         }
 
     def _capture(self) -> None:
         refusal = self._refuse_graph()
         if refusal is None:
-            tensors = self._builder.whole(self._settled.max_batched_tokens)
-            try:
-                self._graph = self._parts.backend.capture_graph(lambda: self._forward_recorded(tensors))
-            except NotSupported as error:
-                refusal = str(error)
-        if self._graph is None:
-            self._graph_decision = Decision(name="graphs", value="eager", reason=refusal or "")
+            decision = self._graphs.capture(self._settled.graph_buckets, self._settled.max_batched_tokens)
         else:
-            reason = "all kernels of the forward pass can be recorded"
-            value = f"one recording of {self._graph.num_launches} launches"
-            self._graph_decision = Decision(name="graphs", value=value, reason=reason)
-        self.decisions = (*self.decisions, self._graph_decision)
+            decision = Decision(name="graphs", value="eager", reason=refusal)
+        self.decisions = (*self.decisions, decision)
 
-    def _forward_recorded(self, tensors: Any) -> None:
+    def _forward_recorded(self, tensors: StepTensors) -> None:
         self._decoder.forward(tensors, self._cache.layers, lambda: None)
 
     def _refuse_graph(self) -> str | None:
@@ -218,8 +215,6 @@ class TensorEngine:
             return "asked for by --enforce-eager"
         if self._parts.graph_refusal is not None:
             return f"{Clause.GRAPH_CAPTURE}: {self._parts.graph_refusal}"
-        if not self._parts.backend.graphs_take_any_size:
-            return f"a recording on {self.profile.platform} holds one number of tokens, and steps vary"
         if self._parts.communicator is not None:
             return "collectives between ranks cannot be recorded"
         eager = [name for name in DecoderKernels.__dataclass_fields__ if not self._kernels[name].capturable]
@@ -237,21 +232,24 @@ class TensorEngine:
             self._penalties.take(history)
         self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
         self._grow_last_tokens()
-        self._batch = self._builder.build(plan, self._table, self._last_tokens)
+        padded = self._graphs.bucket(int(plan.counts.sum()), len(plan.rows))
+        self._batch = self._builder.build(plan, self._table, self._last_tokens, padded)
         built = time.perf_counter()
         with self._memory_errors():
-            self._hidden = self._run(
-                self._builder.tensors(self._batch), self._batch.num_tokens, self._batch.num_sequences
-            )
+            tensors = self._builder.tensors(self._batch, padded)
+            self._hidden = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
         self._seconds[:2] = built - began, time.perf_counter() - built
 
     def _run(self, tensors: Any, num_tokens: int, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states `(residual, delta)`, each `[T, D]`."""
         if num_tokens == 0:
             return self._activations.hidden(0)
-        if self._graph is None:
-            return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)
-        self._graph.replay(num_tokens, num_sequences, self.progress.counter)
+        while (graph := self._graphs.find(num_tokens, num_sequences)) is None:
+            try:
+                return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)
+            except KernelReplaced:
+                continue  # from the embedding on: what the pass had changed, it makes anew
+        graph.replay(num_tokens, num_sequences, self.progress.counter)
         return self._activations.hidden(num_tokens)
 
     def _grow_last_tokens(self) -> None:
@@ -277,8 +275,7 @@ class TensorEngine:
         rows = batch.rows[items]
         if not len(rows):
             return {"tokens_hash": hash_tokens(rows, rows)}
-        logits_SV = self._logits_at(batch.ends[items] - 1)
-        sampled = self._sampler.sample(logits_SV, rows, batch.lengths[items], self._table, masks)
+        sampled = self._drawn(batch, items, masks)
         tokens = sampled.tokens.numpy(force=True)
         broken = tokens < 0
         ids = np.where(broken, 0, tokens).astype(np.int32)
@@ -297,6 +294,19 @@ class TensorEngine:
             "top_ids": logprobs.top_ids,
             "top_logprobs": logprobs.top_values,
         }
+
+    def _drawn(self, batch: Batch, items: Array, masks: TokenMasks | None) -> Sampled:
+        while True:
+            try:
+                logits_SV = self._logits_at(batch.ends[items] - 1)
+                return self._sampler.sample(logits_SV, batch.rows[items], batch.lengths[items], self._table, masks)
+            except KernelReplaced:
+                continue  # the logits may be half penalised: they are computed again
+
+    def _kernels_changed(self, resolutions: tuple[Resolution, ...]) -> None:
+        """A recording holds the kernels that it was made of."""
+        self._graphs.drop()
+        self._parts.on_kernels(resolutions)
 
     def _logits_at(self, places: Array) -> torch.Tensor:
         """`[S, V]` of the hidden states at these tokens of the batch."""

@@ -30,7 +30,7 @@ _HOST_COPY_BYTES = 256 << 20
 _MATRIX_SIZE = {"cpu": 1024}
 _LARGE_MATRIX = 8192
 _SMALL_MATRIX = 128
-_MATRIX_S = 0.5
+_MATRIX_S = 0.02
 _CHAIN = 64
 _DTYPES: Mapping[str, tuple[torch.dtype, Feature | None]] = {
     "float32": (torch.float32, None),
@@ -68,8 +68,9 @@ def measure_matrix_rates(bench: Bench) -> Found:
         if feature is not None and feature not in bench.profile.capability.features:
             continue
         size, seconds = _SMALL_MATRIX, _product_s(bench, _SMALL_MATRIX, dtype)
-        if seconds * (largest / size) ** 3 < _MATRIX_S:  # some processors emulate a dtype, a thousand times slower
-            size, seconds = largest, _product_s(bench, largest, dtype)
+        while size < largest and seconds < _MATRIX_S:  # some processors emulate a dtype, a thousand times slower
+            size *= 2
+            seconds = _product_s(bench, size, dtype)
         yield f"rates.{name}", float(f"{2 * size**3 / seconds / 1e12:.4g}"), "TFLOP/s"
     if Feature.FP8_E4M3 in bench.profile.capability.features and bench.profile.platform != "cpu":
         yield from _fp8_rate(bench, largest)

@@ -142,7 +142,7 @@ class RocmPlatform(TorchAccelerator):
             runtime=torch.version.hip,
             memory_bytes=device.memory_bytes,
             memory_is_shared=is_shared,
-            is_integrated=is_shared,
+            is_integrated=device.is_integrated,
             libraries=self.libraries() | {"rocm": str(torch.version.hip)},
             capability=self._capability(properties, device),
             **self.host.pcie(bus),

@@ -116,7 +116,10 @@ class TorchAccelerator(ABC):
         reason = self._unusable()
         if reason is not None:
             return Refused(reason=reason, hardware=look.hardware)
-        devices, refused = self._devices()
+        try:
+            devices, refused = self._devices()
+        except RuntimeError as error:
+            return Refused(reason=f"a device does not answer: {first_line(error)}", hardware=look.hardware)
         if not devices:
             return Refused(reason="; ".join(refused), hardware=look.hardware)
         visible = shown(self.host.variables, self.visibility)

@@ -308,6 +308,27 @@ def test_basic_mode_where_plain_pytorch_still_works(tmp_path: Path, patch: pytes
     assert Feature.TRITON not in platform.profile(0).capability.features
 
 
+def test_an_accelerator_that_shares_memory_by_design_is_no_small_gpu(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    machine = Machine("rocm", tmp_path)
+    machine.devices[0].properties = rocm_properties("AMD Instinct MI300A", "gfx942:xnack-", is_integrated=1)
+    platform = machine.install(patch)
+    assert not found(platform).devices[0].is_integrated
+    profile = platform.profile(0)
+    assert profile.memory_is_shared and not profile.is_integrated
+    machine.devices[0].properties = rocm_properties("AMD Radeon Graphics", "gfx1100", is_integrated=1)
+    assert found(platform).devices[0].is_integrated
+
+
+def test_a_device_that_does_not_answer_is_refused(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    platform = Machine("cuda", tmp_path).install(patch)
+
+    def silent(index: int) -> None:
+        raise RuntimeError("CUDA error: unknown error\nCompile with TORCH_USE_CUDA_DSA")
+
+    patch.setattr(torch.cuda, "get_device_capability", silent)
+    assert refused(platform).reason == "a device does not answer: CUDA error: unknown error"
+
+
 # -- memory
 
 

@@ -53,6 +53,14 @@ def test_the_page_is_made_from_the_record() -> None:
     assert matrix.PAGE.read_text() == matrix.page(matrix.read_record())
 
 
+def test_bulk_copies_are_bulk_copies() -> None:
+    """A compiler may turn a descriptor's load into ordinary ones: then the strategy would be one in name only."""
+    cells = matrix.read_record()["cells"]
+    for name, architecture, title, entry in matrix.entries(cells):
+        is_bulk = name == "triton_paged_attention_bulk" and "merge" not in title
+        assert (entry.get("bulk_copies", 0) > 0) == is_bulk, f"{name} on {architecture}: {title}"
+
+
 @pytest.mark.parametrize("architecture", matrix.TARGETS)
 def test_where_one_is_not_offered_another_is(architecture: str) -> None:
     """A cell without numbers, and a problem within a cell, says what the implementation itself says; the registry then

@@ -85,6 +85,7 @@ def test_measured_choices_are_used_and_checked(interpreter: Interpreter) -> None
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.user_pain("D5")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ATTENTIONS)

@@ -77,9 +77,19 @@ def _with_path(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
 
 
+@pytest.mark.user_pain("D2")
+def test_more_workers_than_visible_devices_end_the_start(model: Path) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "GPU-11111111-2222-3333-4444-555555555555"}
+    code, lines = refused_start(model, "--tensor-parallel", "2", environment=environment)
+    assert code == 2
+    assert "--tensor-parallel 2 needs device 1" in lines[-1] and "CUDA_VISIBLE_DEVICES=GPU-1111" in lines[-1]
+
+
 @pytest.mark.user_pain("D3")
 def test_the_platform_is_shown_in_the_log_and_by_the_server(model: Path) -> None:
-    with Server(model, script=None) as server:
+    """Also with variables that hold no numbers."""
+    slices = {"CUDA_VISIBLE_DEVICES": "MIG-0a1b2c3d-0000-1111-2222-333344445555", "ZE_AFFINITY_MASK": "0.0,0.1"}
+    with Server(model, script=None, environment=slices) as server:
         info = server.http.get("/v1/server_info").json()
         assert '"cpu"' in str(info).replace("'", '"')
         for name in PLATFORMS:
@@ -192,7 +202,7 @@ KERNELS = (
 
 
 def test_kernels_of_other_packages_go_first(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trimaran.device_workers.boot import describe, resolve_all
+    from trimaran.device_workers.boot import describe
     from trimaran.ipc.facts import Problem
 
     from ..step_driver import make_configuration
@@ -203,8 +213,8 @@ def test_kernels_of_other_packages_go_first(model: Path, tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     warnings: list[str] = []
     described = describe(make_configuration(model, tmp_path, platform="cpu"), warnings.append)
-    chosen = {entry.kernel: entry.chosen for entry in resolve_all(described, Problem(dtype="float32", head_dim=32))}
-    assert chosen["silu_and_mul"] == "stranger_silu"
+    problem = Problem(dtype="float32", head_dim=32)
+    assert described.registry.resolve("silu_and_mul", described.profile, problem).chosen == "stranger_silu"
     assert described.registry.chain("silu_and_mul")[-1].name == "plain_silu_and_mul", "the reference stays last"
     assert any("stranger_dream is for dream, and there is no such kernel" in text for text in warnings)
     assert any("strangers (nothing:X) are not used: ModuleNotFoundError" in text for text in warnings)

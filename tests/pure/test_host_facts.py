@@ -1,10 +1,9 @@
-"""What a host shows: the processor's kind and health, links, memory under a control group; from files in a folder."""
+"""What a host shows: the processor's health, links, memory under a control group; all from files in a folder."""
 
 from pathlib import Path
 
 import pytest
 
-from trimaran.device_workers.platforms.cpu import cpu_architecture
 from trimaran.device_workers.platforms.host import Host
 from trimaran.device_workers.platforms.host_health import HostHealth
 from trimaran.device_workers.platforms.visibility import hiding
@@ -18,22 +17,6 @@ def host(root: Path, files: dict[str, str], machine: str = "x86_64") -> Host:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return Host(root=root, machine=machine)
-
-
-@pytest.mark.parametrize(
-    ("machine", "line", "architecture"),
-    [
-        ("x86_64", "flags : fma avx2", "x86_64_avx2"),
-        ("x86_64", "flags : avx2 avx512f avx512bw avx512vl", "x86_64_avx512"),
-        ("x86_64", "flags : avx2 avx512f avx512bw avx512vl amx_tile amx_bf16", "x86_64_amx"),
-        ("x86_64", "flags : sse4_2", "x86_64"),
-        ("aarch64", "Features : asimd", "arm_neon"),
-        ("aarch64", "Features : asimd sve", "arm_sve"),
-        ("riscv64", "isa : rv64gc", "riscv64"),
-    ],
-)
-def test_a_processors_architecture(machine: str, line: str, architecture: str, tmp_path: Path) -> None:
-    assert cpu_architecture(host(tmp_path, {"/proc/cpuinfo": line}, machine)) == architecture
 
 
 def test_health_of_a_processor_over_time(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""Kernels that may be replaced while they serve: the first failure under load costs a step's time, not its requests.
+
+A guarded kernel that raises is demoted for good, the next link of its chain takes over, and the call is made again. One
+that reads what it writes cannot just be called again, because it may have written some of it: then `KernelReplaced`
+tells the caller to begin anew from inputs that are whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ...ipc.conditions import DeviceFault, StepFailed, TrimaranError
+from ...ipc.facts import DeviceProfile, Problem, Resolution
+from ...kernels.implementation import Kernel, Services
+from ...kernels.registry import KernelChoiceRefused, KernelChoices, Registry, failure_text
+
+UNGUARDED = ("linear",)
+"""Its weights are packed for the implementation that serves: another one could not read them."""
+IN_PLACE = ("fused_add_rms_norm", "apply_penalties")
+
+log = logging.getLogger("trimaran.worker")
+
+
+class KernelReplaced(Exception):
+    """Another implementation serves from now on; what the failed call was to change may be half changed."""
+
+
+class GuardedKernel:
+    """A `Kernel` with its chain behind it."""
+
+    def __init__(self, name: str, kernel: Kernel, on_failure: Callable[[str, Exception], Kernel]) -> None:
+        self._name = name
+        self._on_failure = on_failure
+        self._is_in_place = name in IN_PLACE
+        self._take(kernel)
+
+    def _take(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.workspace_bytes, self.capturable = kernel.workspace_bytes, kernel.capturable
+
+    def __call__(self, *arguments: Any) -> None:
+        try:
+            self._kernel(*arguments)
+        except (MemoryError, TrimaranError):
+            raise
+        except Exception as error:  # vendor code and compilers may raise anything
+            if _is_exhaustion(error):
+                raise
+            self._take(self._on_failure(self._name, error))
+            if self._is_in_place:
+                raise KernelReplaced(self._name) from error
+            self(*arguments)
+
+
+def _is_exhaustion(error: Exception) -> bool:
+    """Torch's way to say that memory ran out: no fault of the kernel's."""
+    return type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
+
+
+class KernelSet:
+    """The kernels of an engine, loaded and guarded, with the story of each."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        profile: DeviceProfile,
+        services: Services,
+        choices: KernelChoices,
+        *,
+        num_ranks: int,
+        on_changed: Callable[[tuple[Resolution, ...]], None],
+    ) -> None:
+        self._registry, self._profile = registry, profile
+        self._services, self._choices = services, choices
+        self._num_ranks = num_ranks
+        self._on_changed = on_changed
+        self._kernels: dict[str, Kernel] = {}
+        self._found: dict[str, Resolution] = {}
+
+    @property
+    def resolutions(self) -> tuple[Resolution, ...]:
+        return tuple(self._found.values())
+
+    def __getitem__(self, name: str) -> Kernel:
+        return self._kernels[name]
+
+    def load(self, name: str, problem: Problem) -> None:
+        """Raises KernelChoiceRefused, or RuntimeError when the whole chain fails."""
+        self._problem = problem
+        kernel, self._found[name] = self._registry.load(name, self._profile, problem, self._services, self._choices)
+        self._kernels[name] = kernel if name in UNGUARDED else GuardedKernel(name, kernel, self._replace)
+
+    def _replace(self, name: str, error: Exception) -> Kernel:
+        """Raises StepFailed where nothing can take over, and DeviceFault where ranks would come to disagree: the group
+        that starts again finds the verdict.
+        """
+        failed = self._found[name]
+        reason = f"failed while serving: {failure_text(error)}"
+        try:
+            kernel, resolution = self._registry.replace(
+                failed, reason, self._profile, self._problem, self._services, self._choices
+            )
+        except (KernelChoiceRefused, RuntimeError) as refusal:
+            raise StepFailed(f"kernel {name}: {failed.chosen} {reason}, and nothing takes over: {refusal}") from error
+        log.warning("kernel %s: %s %s; %s takes over", name, failed.chosen, reason, resolution.chosen)
+        self._found[name] = resolution
+        if self._num_ranks > 1:
+            raise DeviceFault(f"kernel {name}: {failed.chosen} {reason}; the ranks start again without it") from error
+        self._on_changed(self.resolutions)
+        return kernel
