@@ -33,6 +33,7 @@ COMPUTING = {
     "fences.device",
     "kernels.agree",
     "kernels.demotion",
+    "kernels.offered",
     "model.tokens",
     "model.memory_returned",
 }

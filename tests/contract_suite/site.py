@@ -57,11 +57,13 @@ class Site:
         """The command of the documentation, as a user types it."""
         return self.run_pytest("--pyargs", SUITE, "--platform", platform, *arguments)
 
-    def run_pytest(self, *arguments: str, limit_s: float = 500) -> subprocess.CompletedProcess[str]:
+    def run_pytest(
+        self, *arguments: str, folder: Path | None = None, limit_s: float = 500
+    ) -> subprocess.CompletedProcess[str]:
         """In a folder that is nobody's project, without the plug-ins that this project's own tests use."""
         return subprocess.run(
             [sys.executable, "-P", "-m", "pytest", *_WITHOUT, *arguments],
-            cwd=self.folder,
+            cwd=folder or self.folder,
             env=self.environment,
             capture_output=True,
             text=True,

@@ -119,3 +119,12 @@ def test_a_wrong_kernel_is_named_and_never_served(tmp_path: Path) -> None:
     chosen, demoted = json.loads(started.stdout)["rms_norm"]
     assert chosen == "plain_rms_norm"
     assert demoted["hasty_rms_norm"].startswith("rms_norm disagrees with its reference")
+
+
+def test_a_kernel_that_nobody_can_use_is_told(tmp_path: Path) -> None:
+    """A start warns and goes on; its vendor, who runs the suite, must know."""
+    site = make_site(tmp_path / "site", with_example=True)
+    site.declare("trimaran-absent", {"trimaran.kernels": {"absent": "no_such_package:KERNELS"}})
+    report = Report(site.run_suite("example", "--clause", "kernels.offered").stdout)
+    assert "kernels of the package trimaran-absent" in report.broken["kernels.offered"]
+    assert "No module named 'no_such_package'" in report.broken["kernels.offered"]
