@@ -111,7 +111,7 @@ def test_a_wrong_kernel_is_named_and_never_served(tmp_path: Path) -> None:
     code = (
         "import json, sys; from pathlib import Path\n"
         f"from {SUITE}.tiny_model import start\n"
-        "resolutions = start('queued', Path(sys.argv[1]))._resolutions\n"
+        "resolutions = start('queued', Path(sys.argv[1]))._kernels.resolutions\n"
         "print(json.dumps({entry.kernel: [entry.chosen, entry.demoted] for entry in resolutions}))"
     )
     command = [sys.executable, "-P", "-c", code, str(tmp_path)]
