@@ -2,7 +2,7 @@
 
 A guarded kernel that raises is demoted for good, the next link of its chain takes over, and the call is made again. One
 that reads what it writes cannot just be called again, because it may have written some of it: then `KernelReplaced`
-tells the caller to begin anew from inputs that are whole.
+tells the caller to begin anew from inputs that are whole. One whose weights are packed for it costs a new worker.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...ipc.facts import DeviceProfile, Problem, Resolution
 from ...kernels.implementation import Kernel, Services
 from ...kernels.registry import KernelChoiceRefused, KernelChoices, Registry, failure_text
 
-UNGUARDED = ("linear",)
-"""Its weights are packed for the implementation that serves: another one could not read them."""
+PACKED = ("linear",)
+"""Their weights are packed for the implementation that serves: another one could not read them."""
 IN_PLACE = ("fused_add_rms_norm", "apply_penalties")
 
 log = logging.getLogger("trimaran.worker")
@@ -54,6 +54,14 @@ class GuardedKernel:
             self(*arguments)
 
 
+class PackedKernel(GuardedKernel):
+    """A `LinearKernel` in a chain; its failure is a DeviceFault."""
+
+    def _take(self, kernel: Kernel) -> None:
+        super()._take(kernel)
+        self.pack = kernel.pack  # type: ignore[attr-defined]
+
+
 def _is_exhaustion(error: Exception) -> bool:
     """Torch's way to say that memory ran out: no fault of the kernel's."""
     return type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
@@ -70,7 +78,7 @@ class KernelSet:
         choices: KernelChoices,
         *,
         num_ranks: int,
-        on_changed: Callable[[tuple[Resolution, ...]], None],
+        on_changed: Callable[[str], None],
     ) -> None:
         self._registry, self._profile = registry, profile
         self._services, self._choices = services, choices
@@ -90,11 +98,12 @@ class KernelSet:
         """Raises KernelChoiceRefused, or RuntimeError when the whole chain fails."""
         self._problem = problem
         kernel, self._found[name] = self._registry.load(name, self._profile, problem, self._services, self._choices)
-        self._kernels[name] = kernel if name in UNGUARDED else GuardedKernel(name, kernel, self._replace)
+        guard = PackedKernel if name in PACKED else GuardedKernel
+        self._kernels[name] = guard(name, kernel, self._replace)
 
     def _replace(self, name: str, error: Exception) -> Kernel:
-        """Raises StepFailed where nothing can take over, and DeviceFault where ranks would come to disagree: the group
-        that starts again finds the verdict.
+        """Raises StepFailed where nothing can take over, and DeviceFault where weights are packed for the one that
+        failed or ranks would come to disagree: the group that starts again finds the verdict.
         """
         failed = self._found[name]
         reason = f"failed while serving: {failure_text(error)}"
@@ -106,7 +115,7 @@ class KernelSet:
             raise StepFailed(f"kernel {name}: {failed.chosen} {reason}, and nothing takes over: {refusal}") from error
         log.warning("kernel %s: %s %s; %s takes over", name, failed.chosen, reason, resolution.chosen)
         self._found[name] = resolution
-        if self._num_ranks > 1:
-            raise DeviceFault(f"kernel {name}: {failed.chosen} {reason}; the ranks start again without it") from error
-        self._on_changed(self.resolutions)
+        if self._num_ranks > 1 or name in PACKED:
+            raise DeviceFault(f"kernel {name}: {failed.chosen} {reason}; workers start again without it") from error
+        self._on_changed(name)
         return kernel

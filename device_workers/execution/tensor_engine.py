@@ -5,6 +5,7 @@ W work items, T tokens, S sampled rows, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -39,6 +40,8 @@ from .sampler import Logprobs, Sampled, Sampler, SamplerKernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SPARE_SEQUENCES = 8
+
+log = logging.getLogger("trimaran.worker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +90,9 @@ class TensorEngine:
             parts.services,
             parts.choices,
             num_ranks=1 if parts.communicator is None else parts.communicator.num_ranks,
-            on_changed=self._kernels_changed,
+            on_changed=self._kernel_changed,
         )
         self._graph: Graph | None = None
-        self._graph_decision: Decision | None = None
         self._batch: Batch | None = None
         self._hidden: tuple[torch.Tensor, torch.Tensor] | None = None
         self._seconds = [0.0, 0.0, 0.0, 0.0]
@@ -188,7 +190,7 @@ class TensorEngine:
         for num_tokens in sorted({1, min(64, self._settled.max_batched_tokens)}):
             tensors = self._builder.idle(num_tokens, self._activations.max_rows)
             residual, delta = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
-            logits = self._decoder.logits(residual[:1].clone(), delta[:1].clone())
+            logits = self._logits((residual, delta), torch.zeros(1, dtype=torch.int64, device=self._device))
             token = torch.empty(1, dtype=torch.int64, device=self._device)
             self._kernels["greedy_sample"](token, logits, self._parts.num_sampled_ids)
         self._parts.backend.synchronize()
@@ -199,23 +201,34 @@ class TensorEngine:
         }
 
     def _capture(self) -> None:
-        refusal = self._refuse_graph()
-        if refusal is None:
-            tensors = self._builder.whole(self._settled.max_batched_tokens)
+        self._graph, refusal = None, self._refuse_graph()
+        while refusal is None and self._graph is None:
+            kernels = self._kernels.resolutions
             try:
-                self._graph = self._parts.backend.capture_graph(lambda: self._forward_recorded(tensors))
+                self._graph = self._record()
             except NotSupported as error:
                 refusal = str(error)
+            except KernelReplaced:
+                pass
+            if self._kernels.resolutions != kernels:  # what was recorded is of one that failed meanwhile
+                self._graph, refusal = None, self._refuse_graph()
         if self._graph is None:
-            self._graph_decision = Decision(name="graphs", value="eager", reason=refusal or "")
+            self._decide_graphs("eager", refusal or "")
         else:
-            reason = "all kernels of the forward pass can be recorded"
             value = f"one recording of {self._graph.num_launches} launches"
-            self._graph_decision = Decision(name="graphs", value=value, reason=reason)
-        self.decisions = (*self.decisions, self._graph_decision)
+            self._decide_graphs(value, "all kernels of the forward pass can be recorded")
 
-    def _forward_recorded(self, tensors: Any) -> None:
-        self._decoder.forward(tensors, self._cache.layers, lambda: None)
+    def _decide_graphs(self, value: str, reason: str) -> None:
+        others = tuple(decision for decision in self.decisions if decision.name != "graphs")
+        self.decisions = (*others, Decision(name="graphs", value=value, reason=reason))
+
+    def _record(self) -> Graph:
+        tensors = self._builder.whole(self._settled.max_batched_tokens)
+
+        def run() -> None:
+            self._decoder.forward(tensors, self._cache.layers, lambda: None)
+
+        return self._parts.backend.capture_graph(run)
 
     def _refuse_graph(self) -> str | None:
         if self._parts.enforce_eager:
@@ -312,17 +325,26 @@ class TensorEngine:
             except KernelReplaced:
                 continue  # the logits may be half penalised: they are computed again
 
-    def _kernels_changed(self, resolutions: tuple[Resolution, ...]) -> None:
-        """A recording holds the kernels that it was made of."""
-        self._graph = None
-        self._parts.on_kernels(resolutions)
+    def _kernel_changed(self, name: str) -> None:
+        """A recording holds the kernels that it was made of; those of sampling are in none."""
+        if self._graph is not None and name in DecoderKernels.__dataclass_fields__:
+            self._graph = None
+            self._decide_graphs("eager", f"kernel {name} was replaced while serving")
+            log.warning("graphs = eager: kernel %s was replaced while serving", name)
+        self._parts.on_kernels(self._kernels.resolutions)
 
     def _logits_at(self, places: Array) -> torch.Tensor:
         """`[S, V]` of the hidden states at these tokens of the batch."""
         assert self._hidden is not None
-        residual, delta = self._hidden
-        index = torch.from_numpy(places.astype(np.int64)).to(self._device)
-        return self._decoder.logits(residual[index], delta[index])
+        return self._logits(self._hidden, torch.from_numpy(places.astype(np.int64)).to(self._device))
+
+    def _logits(self, hidden: tuple[torch.Tensor, torch.Tensor], index_S: torch.Tensor) -> torch.Tensor:
+        residual, delta = hidden
+        while True:
+            try:
+                return self._decoder.logits(residual[index_S], delta[index_S])
+            except KernelReplaced:
+                continue  # from copies of the hidden states, which are whole
 
     def _prompt_logprobs(self, plan: StepPlan, batch: Batch) -> dict[str, Array]:
         """Of the targets of the items that ask, computed in slices so that the logits stay small."""

@@ -191,6 +191,7 @@ class TorchAccelerator(ABC):
             declines=self.declines,
             health=self.health_reader(index),
             holders=self.holders_reader(index),
+            on_battery=self.host.on_battery,
         )
         return self._backend(parts)
 
@@ -245,6 +246,7 @@ class BackendParts:
     declines: Mapping[Clause, str]
     health: Callable[[], DeviceHealth]
     holders: Callable[[], dict[str, int]]
+    on_battery: Callable[[], bool | None]
 
 
 class AcceleratorGraph:
@@ -395,7 +397,15 @@ class AcceleratorBackend:
         return TorchCommunicator(self._parts.collectives, group, self.torch_device)
 
     def health(self) -> DeviceHealth:
-        return self._parts.health()
+        """What the driver's own library or files say, and of memory what is ours: torch is not asked of the device,
+        because a recording may be under way on another thread.
+        """
+        health = structs.replace(self._parts.health(), on_battery=self._parts.on_battery())
+        if health.memory is None:
+            return health
+        return structs.replace(
+            health, memory=structs.replace(health.memory, ours_bytes=self._reserved(), holders=self._parts.holders())
+        )
 
     def close(self) -> None:
         self.synchronize()
