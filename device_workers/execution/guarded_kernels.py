@@ -8,7 +8,8 @@ tells the caller to begin anew from inputs that are whole. One whose weights are
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ...ipc.conditions import DeviceFault, StepFailed, TrimaranError
@@ -25,6 +26,14 @@ log = logging.getLogger("trimaran.worker")
 
 class KernelReplaced(Exception):
     """Another implementation serves from now on; what the failed call was to change may be half changed."""
+
+
+class _FailedInRecording(Exception):
+    """Nothing may be replaced yet: the check of the next one would be recorded instead of run."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(name)
+        self.name, self.error = name, error
 
 
 class GuardedKernel:
@@ -48,10 +57,14 @@ class GuardedKernel:
         except Exception as error:  # vendor code and compilers may raise anything
             if _is_exhaustion(error):
                 raise
-            self._take(self._on_failure(self._name, error))
+            self.replace(error)
             if self._is_in_place:
                 raise KernelReplaced(self._name) from error
             self(*arguments)
+
+    def replace(self, error: Exception) -> None:
+        """By the next of its chain. Raises StepFailed and DeviceFault."""
+        self._take(self._on_failure(self._name, error))
 
 
 class PackedKernel(GuardedKernel):
@@ -84,7 +97,8 @@ class KernelSet:
         self._services, self._choices = services, choices
         self._num_ranks = num_ranks
         self._on_changed = on_changed
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[str, GuardedKernel] = {}
+        self._is_recording = False
         self._found: dict[str, Resolution] = {}
 
     @property
@@ -101,10 +115,25 @@ class KernelSet:
         guard = PackedKernel if name in PACKED else GuardedKernel
         self._kernels[name] = guard(name, kernel, self._replace)
 
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """For calls that a graph records. Raises KernelReplaced when one failed: all of it is to be recorded anew."""
+        self._is_recording = True
+        try:
+            yield
+        except _FailedInRecording as failed:
+            self._is_recording = False
+            self._kernels[failed.name].replace(failed.error)
+            raise KernelReplaced(failed.name) from failed.error
+        finally:
+            self._is_recording = False
+
     def _replace(self, name: str, error: Exception) -> Kernel:
         """Raises StepFailed where nothing can take over, and DeviceFault where weights are packed for the one that
         failed or ranks would come to disagree: the group that starts again finds the verdict.
         """
+        if self._is_recording:
+            raise _FailedInRecording(name, error)
         failed = self._found[name]
         reason = f"failed while serving: {failure_text(error)}"
         try:

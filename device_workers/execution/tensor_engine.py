@@ -203,15 +203,13 @@ class TensorEngine:
     def _capture(self) -> None:
         self._graph, refusal = None, self._refuse_graph()
         while refusal is None and self._graph is None:
-            kernels = self._kernels.resolutions
             try:
-                self._graph = self._record()
+                with self._kernels.recording():
+                    self._graph = self._record()
             except NotSupported as error:
                 refusal = str(error)
             except KernelReplaced:
-                pass
-            if self._kernels.resolutions != kernels:  # what was recorded is of one that failed meanwhile
-                self._graph, refusal = None, self._refuse_graph()
+                refusal = self._refuse_graph()
         if self._graph is None:
             self._decide_graphs("eager", refusal or "")
         else:

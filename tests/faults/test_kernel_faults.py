@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -310,10 +312,27 @@ def test_demoted_over_restarts_until_the_code_changes(
         assert_demoted(server, package, "disagrees with its reference")
     with serving(demo_folder, package, cache) as server:
         assert_demoted(server, package, "disagrees with its reference")
+    assert checked(package, cache) == ("demoted", 1)
     package.write("none")  # a new version of the package, which is right
+    assert checked(package, cache) == ("agrees", 0)
     with serving(demo_folder, package, cache) as server:
         assert kernel_of(server, "rms_norm")["chosen"] == "bad_rms_norm"
         assert_right(server, clean)
+
+
+def checked(package: BadPackage, cache: Path) -> tuple[str, int]:
+    """What `trimaran kernels check` says of it, and its exit status."""
+    command = [sys.executable, "-P", "-m", "trimaran.frontend.launch.commands", "kernels", "check"]
+    done = subprocess.run(
+        [*command, package.implementation, "--cache-dir", str(cache), "--json"],
+        env=package.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    (seen,) = json.loads(done.stdout)
+    assert ("disagrees with its reference" in seen["reason"]) is (seen["state"] == "demoted")
+    return seen["state"], done.returncode
 
 
 def _detections(server: Server) -> int:
