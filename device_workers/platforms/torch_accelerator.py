@@ -192,6 +192,7 @@ class TorchAccelerator(ABC):
             declines=self.declines,
             health=self.health_reader(index),
             holders=self.holders_reader(index),
+            on_battery=self.host.on_battery,
         )
         return self._backend(parts)
 
@@ -246,6 +247,7 @@ class BackendParts:
     declines: Mapping[Clause, str]
     health: Callable[[], DeviceHealth]
     holders: Callable[[], dict[str, int]]
+    on_battery: Callable[[], bool | None]
 
 
 class AcceleratorGraph:
@@ -364,6 +366,9 @@ class AcceleratorBackend:
             if isinstance(error, NotSupported):
                 raise
             raise NotSupported(f"the recording failed: {first_line(error)}") from error
+        except BaseException:
+            self._forget(native)
+            raise
         graph = AcceleratorGraph(native)
         self._graphs.add(graph)
         return graph
@@ -400,7 +405,15 @@ class AcceleratorBackend:
         return TorchCommunicator(self._parts.collectives, group, self.torch_device)
 
     def health(self) -> DeviceHealth:
-        return self._parts.health()
+        """What the driver's own library or files say, and of memory what is ours: torch is not asked of the device,
+        because a recording may be under way on another thread.
+        """
+        health = structs.replace(self._parts.health(), on_battery=self._parts.on_battery())
+        if health.memory is None:
+            return health
+        return structs.replace(
+            health, memory=structs.replace(health.memory, ours_bytes=self._reserved(), holders=self._parts.holders())
+        )
 
     def close(self) -> None:
         self.synchronize()

@@ -580,12 +580,17 @@ def test_health_of_an_nvidia_device(tmp_path: Path, patch: pytest.MonkeyPatch) -
     machine = Machine("cuda", tmp_path)
     machine.boards[0].throttle_reasons = 0x40
     machine.boards[0].uncorrected = 3
+    machine.boards[0].holders = {4242: 5 * GIB}
     health = opened(machine.install(patch)).health()
     assert (health.power, health.temperature) == (312.5, 54.0)
     assert (health.compute_utilization, health.memory_utilization) == (0.8, 0.25)
     assert health.clocks == {"graphics": 1830.0, "sm": 1830.0, "memory": 3201.0}
-    assert [error.split(":")[0].split(" ")[-1] for error in health.errors][:1] == ["throttled"]
-    assert "3 uncorrected memory errors" in health.errors[1]
+    assert len(health.throttle_reasons) == 1
+    (error,) = health.errors
+    assert "3 uncorrected memory errors" in error
+    assert health.memory is not None
+    held = health.memory.total_bytes - health.memory.free_bytes
+    assert held == 5 * GIB and sum(health.memory.holders.values()) == 5 * GIB
 
 
 def test_health_of_an_amd_device_and_of_ascend(tmp_path: Path) -> None:
