@@ -33,6 +33,10 @@ class Graphs:
         self._sizes: list[int] = []
         self.num_bytes = 0
 
+    @property
+    def are_captured(self) -> bool:
+        return self._whole is not None or bool(self._buckets)
+
     def drop(self) -> None:
         """Nothing is replayed from now on: the kernels that were recorded no longer serve."""
         self._whole = None

@@ -5,6 +5,7 @@ W work items, T tokens, S sampled rows, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -40,6 +41,8 @@ from .sampler import Logprobs, Sampled, Sampler, SamplerKernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SPARE_SEQUENCES = 8
+
+log = logging.getLogger("trimaran.worker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +91,7 @@ class TensorEngine:
             parts.services,
             parts.choices,
             num_ranks=1 if parts.communicator is None else parts.communicator.num_ranks,
-            on_changed=self._kernels_changed,
+            on_changed=self._kernel_changed,
         )
         self._batch: Batch | None = None
         self._hidden: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -188,7 +191,7 @@ class TensorEngine:
         for num_tokens in sorted({1, min(64, self._settled.max_batched_tokens)}):
             tensors = self._builder.idle(num_tokens, self._activations.max_rows)
             residual, delta = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
-            logits = self._decoder.logits(residual[:1].clone(), delta[:1].clone())
+            logits = self._logits((residual, delta), torch.zeros(1, dtype=torch.int64, device=self._device))
             token = torch.empty(1, dtype=torch.int64, device=self._device)
             self._kernels["greedy_sample"](token, logits, self._parts.num_sampled_ids)
         self._parts.backend.synchronize()
@@ -200,12 +203,26 @@ class TensorEngine:
         }
 
     def _capture(self) -> None:
+        decision = None
+        while decision is None:
+            decision = self._captured()
+        self._decide_graphs(decision)
+
+    def _captured(self) -> Decision | None:
+        """What was recorded, or why nothing is; None when a kernel was replaced meanwhile: to be tried anew."""
         refusal = self._refuse_graph()
-        if refusal is None:
-            decision = self._graphs.capture(self._settled.graph_buckets, self._settled.max_batched_tokens)
-        else:
-            decision = Decision(name="graphs", value="eager", reason=refusal)
-        self.decisions = (*self.decisions, decision)
+        if refusal is not None:
+            return Decision(name="graphs", value="eager", reason=refusal)
+        try:
+            with self._kernels.recording():
+                return self._graphs.capture(self._settled.graph_buckets, self._settled.max_batched_tokens)
+        except KernelReplaced:
+            self._graphs.drop()
+            return None
+
+    def _decide_graphs(self, decision: Decision) -> None:
+        others = tuple(other for other in self.decisions if other.name != "graphs")
+        self.decisions = (*others, decision)
 
     def _forward_recorded(self, tensors: StepTensors) -> None:
         self._decoder.forward(tensors, self._cache.layers, lambda: None)
@@ -303,17 +320,27 @@ class TensorEngine:
             except KernelReplaced:
                 continue  # the logits may be half penalised: they are computed again
 
-    def _kernels_changed(self, resolutions: tuple[Resolution, ...]) -> None:
-        """A recording holds the kernels that it was made of."""
-        self._graphs.drop()
-        self._parts.on_kernels(resolutions)
+    def _kernel_changed(self, name: str) -> None:
+        """A recording holds the kernels that it was made of; those of sampling are in none."""
+        if self._graphs.are_captured and name in DecoderKernels.__dataclass_fields__:
+            self._graphs.drop()
+            reason = f"kernel {name} was replaced while serving"
+            self._decide_graphs(Decision(name="graphs", value="eager", reason=reason))
+            log.warning("graphs = eager: %s", reason)
+        self._parts.on_kernels(self._kernels.resolutions)
 
     def _logits_at(self, places: Array) -> torch.Tensor:
         """`[S, V]` of the hidden states at these tokens of the batch."""
         assert self._hidden is not None
-        residual, delta = self._hidden
-        index = torch.from_numpy(places.astype(np.int64)).to(self._device)
-        return self._decoder.logits(residual[index], delta[index])
+        return self._logits(self._hidden, torch.from_numpy(places.astype(np.int64)).to(self._device))
+
+    def _logits(self, hidden: tuple[torch.Tensor, torch.Tensor], index_S: torch.Tensor) -> torch.Tensor:
+        residual, delta = hidden
+        while True:
+            try:
+                return self._decoder.logits(residual[index_S], delta[index_S])
+            except KernelReplaced:
+                continue  # from copies of the hidden states, which are whole
 
     def _prompt_logprobs(self, plan: StepPlan, batch: Batch) -> dict[str, Array]:
         """Of the targets of the items that ask, computed in slices so that the logits stay small."""

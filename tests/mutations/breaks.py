@@ -4,6 +4,7 @@ from api_breaks import API_BREAKS
 from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
+from hardware_breaks import HARDWARE_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
@@ -92,4 +93,5 @@ BREAKS = (
     *PROFILE_BREAKS,
     *SUITE_BREAKS,
     *TRITON_BREAKS,
+    *HARDWARE_BREAKS,
 )

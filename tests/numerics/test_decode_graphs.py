@@ -142,6 +142,6 @@ def test_no_buckets_no_graphs(model: Path, cache: Path) -> None:
 def test_a_replaced_kernel_ends_the_recordings(model: Path, cache: Path) -> None:
     replays: list[int] = []
     engine = make_engine(model, cache, replays)
-    engine._kernels_changed(())
+    engine._kernel_changed("rms_norm")
     assert tokens_of(engine) == tokens_of(eager(model, cache))
     assert not replays
