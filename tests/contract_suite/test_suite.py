@@ -91,10 +91,8 @@ def test_cuda(site: Site, arguments: tuple[str, ...]) -> None:
 def test_what_it_is_asked_wrongly(site: Site) -> None:
     unknown = site.run_suite("abacus", "--collect-only")
     assert unknown.returncode == 4
-    assert (
-        "there is no platform abacus: --platform (--contract-platform, where it is taken) takes one of cuda, rocm, xpu, ascend, metal, example, cpu, null"
-        in (unknown.stderr)
-    )
+    assert "there is no platform abacus: --platform (" in unknown.stderr
+    assert "takes one of cuda, rocm, xpu, ascend, metal, example, cpu, null" in unknown.stderr
 
 
 def test_a_platform_that_is_refused_passes_nothing_over_in_silence(site: Site) -> None:
