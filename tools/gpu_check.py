@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs on a machine with a GPU what cannot run without one, and keeps what it said.
 
-    python tools/gpu_check.py OUT [--model FOLDER] [--parts tests,commands,serve]
+    python tools/gpu_check.py OUT [--model FOLDER] [--parts tests,suite,commands,serve]
 
-tests: everything under tests/gpu. commands: probe, doctor, kernels, diagnose. serve: a start with dummy weights of the
-model's shape, and some tokens. Each part goes on where another failed; the exit code is 1 if one did. With `trimaran`
-importable, nothing has to be installed.
+tests: everything under tests/gpu. suite: the contract suite. commands: probe, doctor, kernels, diagnose. serve: a start
+with dummy weights of the model's shape, and some tokens. Each part goes on where another failed; the exit code is 1 if
+one did. With `trimaran` importable, nothing has to be installed.
 """
 
 import argparse
@@ -16,12 +16,16 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-P", "-m", "trimaran.frontend.launch.commands"]
 PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-q", "-m", "gpu", "--timeout", "400"]
 NUM_SHARDS = 12
+PLATFORM = "cuda"
+SUITE = "trimaran.device_workers.contract_suite"
+PLUGIN = f"{SUITE}.plugin"
 PORT = 8765
 
 
@@ -67,6 +71,13 @@ def _wait(process: subprocess.Popen[bytes], ends: float) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return 124
+
+
+def suite(parts: Parts) -> None:
+    found = entry_points(group="pytest11")  # an installed package's; beside one that is only importable it is named
+    plugin = [] if any(entry.value == PLUGIN for entry in found) else ["-p", PLUGIN]
+    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *plugin, "-v", "--platform", PLATFORM]
+    parts.run("suite", [*command, "--pyargs", SUITE], limit_s=300)
 
 
 def commands(parts: Parts) -> None:
@@ -132,12 +143,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", type=Path, help="folder with config.json and tokenizer.json")
-    parser.add_argument("--parts", default="tests,commands,serve")
+    parser.add_argument("--parts", default="tests,suite,commands,serve")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parts = Parts(arguments.out)
-    run: dict[str, Callable[[], None]] = {"tests": lambda: tests(parts), "commands": lambda: commands(parts)}
+    run: dict[str, Callable[[], None]] = {
+        "tests": lambda: tests(parts),
+        "suite": lambda: suite(parts),
+        "commands": lambda: commands(parts),
+    }
     if arguments.model is not None:
         run["serve"] = lambda: serve(parts, arguments.model)
     for name in arguments.parts.split(","):

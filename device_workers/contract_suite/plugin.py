@@ -27,6 +27,7 @@ _DECLINED_BY = pytest.StashKey[dict[str, list[str]]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("Trimaran's contract suite")
     group.addoption("--platform", metavar="NAME", help="the platform to judge, as `trimaran serve --platform` takes it")
+    group.addoption("--clause", metavar="NAME", action="append", default=[], help="judge this clause only; repeatable")
     group.addoption("--thorough", action="store_true", help="many more generated problems for every kernel")
 
 
@@ -81,6 +82,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         offered = implementations(metafunc.config.stash[_PLATFORM], metafunc.config.stash[_OUTCOME])
         metafunc.parametrize("implementation", offered, ids=[entry.name for entry in offered])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = set(config.getoption("--clause"))
+    ours = {item: _clause_of(item)[0] for item in items if _is_ours(item)}
+    unknown = sorted(wanted - set(ours.values()))
+    if unknown:
+        known = ", ".join(dict.fromkeys(ours.values()))
+        raise pytest.UsageError(f"there is no clause {', '.join(unknown)}: --clause takes one of {known}")
+    left_out = [item for item, name in ours.items() if wanted and name not in wanted]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -25,13 +25,14 @@ from ..memory.exhaustion import exhaustion_as_memory_error
 from ..memory.kv_cache import KvCache, KvLayout
 from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending, shared_limit
 from ..models.config import ModelConfig
-from ..models.decoder import Activations, Decoder, DecoderKernels, WeightReader
+from ..models.decoder import Activations, Decoder, DecoderKernels, StepTensors, WeightReader
 from ..models.facts import KERNELS, kernel_problem
 from ..models.sharding import Shard
-from ..platforms.contract import Backend, Clause, Graph, NotSupported
+from ..platforms.contract import Backend, Clause
 from ..weights.source import OnBytes, WeightSource
 from .batch import Batch, BatchBuilder
 from .contract import LoadFacts, OnFraction, Spending
+from .graphs import Graphs
 from .guarded_kernels import KernelReplaced, KernelSet
 from .penalty_table import PenaltyTable
 from .progress import Progress
@@ -92,7 +93,6 @@ class TensorEngine:
             num_ranks=1 if parts.communicator is None else parts.communicator.num_ranks,
             on_changed=self._kernel_changed,
         )
-        self._graph: Graph | None = None
         self._batch: Batch | None = None
         self._hidden: tuple[torch.Tensor, torch.Tensor] | None = None
         self._seconds = [0.0, 0.0, 0.0, 0.0]
@@ -154,6 +154,7 @@ class TensorEngine:
         self._builder = BatchBuilder(
             settled.max_batched_tokens, max_sequences, max_blocks, settled.block_size, parts.backend
         )
+        self._graphs = Graphs(parts.backend, self._builder, max_sequences, self._forward_recorded)
         self._table = RowTable(max_blocks, max_sequences)
         self._last_tokens = torch.zeros(max_sequences, dtype=torch.int32, device=self._device)
         self._penalties = PenaltyTable(parts.num_sampled_ids, self._device)
@@ -198,43 +199,39 @@ class TensorEngine:
             "weights": self._weight_bytes,
             "activations": self._activations.num_bytes + self._builder.num_bytes,
             "kv_cache": self._cache.num_bytes,
+            "graphs": self._graphs.num_bytes,
         }
 
     def _capture(self) -> None:
-        self._graph, refusal = None, self._refuse_graph()
-        while refusal is None and self._graph is None:
-            try:
-                with self._kernels.recording():
-                    self._graph = self._record()
-            except NotSupported as error:
-                refusal = str(error)
-            except KernelReplaced:
-                refusal = self._refuse_graph()
-        if self._graph is None:
-            self._decide_graphs("eager", refusal or "")
-        else:
-            value = f"one recording of {self._graph.num_launches} launches"
-            self._decide_graphs(value, "all kernels of the forward pass can be recorded")
+        decision = None
+        while decision is None:
+            decision = self._captured()
+        self._decide_graphs(decision)
 
-    def _decide_graphs(self, value: str, reason: str) -> None:
-        others = tuple(decision for decision in self.decisions if decision.name != "graphs")
-        self.decisions = (*others, Decision(name="graphs", value=value, reason=reason))
+    def _captured(self) -> Decision | None:
+        """What was recorded, or why nothing is; None when a kernel was replaced meanwhile: to be tried anew."""
+        refusal = self._refuse_graph()
+        if refusal is not None:
+            return Decision(name="graphs", value="eager", reason=refusal)
+        try:
+            with self._kernels.recording():
+                return self._graphs.capture(self._settled.graph_buckets, self._settled.max_batched_tokens)
+        except KernelReplaced:
+            self._graphs.drop()
+            return None
 
-    def _record(self) -> Graph:
-        tensors = self._builder.whole(self._settled.max_batched_tokens)
+    def _decide_graphs(self, decision: Decision) -> None:
+        others = tuple(other for other in self.decisions if other.name != "graphs")
+        self.decisions = (*others, decision)
 
-        def run() -> None:
-            self._decoder.forward(tensors, self._cache.layers, lambda: None)
-
-        return self._parts.backend.capture_graph(run)
+    def _forward_recorded(self, tensors: StepTensors) -> None:
+        self._decoder.forward(tensors, self._cache.layers, lambda: None)
 
     def _refuse_graph(self) -> str | None:
         if self._parts.enforce_eager:
             return "asked for by --enforce-eager"
         if self._parts.graph_refusal is not None:
             return f"{Clause.GRAPH_CAPTURE}: {self._parts.graph_refusal}"
-        if not self._parts.backend.graphs_take_any_size:
-            return f"a recording on {self.profile.platform} holds one number of tokens, and steps vary"
         if self._parts.communicator is not None:
             return "collectives between ranks cannot be recorded"
         eager = [name for name in DecoderKernels.__dataclass_fields__ if not self._kernels[name].capturable]
@@ -252,24 +249,24 @@ class TensorEngine:
             self._penalties.take(history)
         self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
         self._grow_last_tokens()
-        self._batch = self._builder.build(plan, self._table, self._last_tokens)
+        padded = self._graphs.bucket(int(plan.counts.sum()), len(plan.rows))
+        self._batch = self._builder.build(plan, self._table, self._last_tokens, padded)
         built = time.perf_counter()
         with self._memory_errors():
-            self._hidden = self._run(
-                self._builder.tensors(self._batch), self._batch.num_tokens, self._batch.num_sequences
-            )
+            tensors = self._builder.tensors(self._batch, padded)
+            self._hidden = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
         self._seconds[:2] = built - began, time.perf_counter() - built
 
     def _run(self, tensors: Any, num_tokens: int, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states `(residual, delta)`, each `[T, D]`."""
         if num_tokens == 0:
             return self._activations.hidden(0)
-        while self._graph is None:
+        while (graph := self._graphs.find(num_tokens, num_sequences)) is None:
             try:
                 return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)
             except KernelReplaced:
                 continue  # from the embedding on: what the pass had changed, it makes anew
-        self._graph.replay(num_tokens, num_sequences, self.progress.counter)
+        graph.replay(num_tokens, num_sequences, self.progress.counter)
         return self._activations.hidden(num_tokens)
 
     def _grow_last_tokens(self) -> None:
@@ -325,10 +322,11 @@ class TensorEngine:
 
     def _kernel_changed(self, name: str) -> None:
         """A recording holds the kernels that it was made of; those of sampling are in none."""
-        if self._graph is not None and name in DecoderKernels.__dataclass_fields__:
-            self._graph = None
-            self._decide_graphs("eager", f"kernel {name} was replaced while serving")
-            log.warning("graphs = eager: kernel %s was replaced while serving", name)
+        if self._graphs.are_captured and name in DecoderKernels.__dataclass_fields__:
+            self._graphs.drop()
+            reason = f"kernel {name} was replaced while serving"
+            self._decide_graphs(Decision(name="graphs", value="eager", reason=reason))
+            log.warning("graphs = eager: %s", reason)
         self._parts.on_kernels(self._kernels.resolutions)
 
     def _logits_at(self, places: Array) -> torch.Tensor:

@@ -17,16 +17,8 @@ from .contract import Backend, Clause, Found, Look, NotSupported, Platform, Refu
 PLATFORM_GROUP = "trimaran.platforms"
 KERNEL_GROUP = "trimaran.kernels"
 _PLATFORM_PARTS = (
-    "name",
-    "computes",
-    "declines",
-    "visibility",
-    "software_features",
-    "look",
-    "detect",
-    "profile",
-    "busy",
-    "open",
+    *("name", "computes", "declines", "visibility", "software_features"),
+    *("look", "detect", "profile", "busy", "open"),
 )
 _IMPLEMENTATION_PARTS = ("name", "kernel", "metadata", "misfit", "load")
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from msgspec import structs
 
@@ -281,6 +282,7 @@ class AcceleratorBackend:
         refusals = {MemoryKind.PINNED_HOST: parts.declines.get(Clause.PINNED_MEMORY, "")}
         self._pool = MemoryPool(makers, refusals, self.release_cached_memory)
         self._graph_pool: Any = None
+        self._graphs: WeakSet[AcceleratorGraph] = WeakSet()
         self._capture_stream: Stream | None = None
 
     def _device_bytes(self, num_bytes: int) -> torch.Tensor:
@@ -353,6 +355,7 @@ class AcceleratorBackend:
             raise NotSupported(reason)
         if self._capture_stream is None:
             self._capture_stream = self.streams.create_stream(StreamPriority.HIGH)
+        if self._graph_pool is None or not self._graphs:  # a pool is gone with the last graph that lived in it
             self._graph_pool = self._module.graph_pool_handle()
         self.synchronize()
         native = self._parts.graph_class()
@@ -363,7 +366,12 @@ class AcceleratorBackend:
             if isinstance(error, NotSupported):
                 raise
             raise NotSupported(f"the recording failed: {first_line(error)}") from error
-        return AcceleratorGraph(native)
+        except BaseException:
+            self._forget(native)
+            raise
+        graph = AcceleratorGraph(native)
+        self._graphs.add(graph)
+        return graph
 
     def _forget(self, native: Any) -> None:
         """After a recording that failed: its stream and memory pool may still believe that they are recording."""

@@ -19,6 +19,7 @@ def quantize_fp8(out_TD: torch.Tensor, scales: torch.Tensor, x_TD: torch.Tensor,
     if is_static:
         scale = scales.reshape(1, 1)
     else:
-        scale = (x_float.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
+        largest = torch.full((), LARGEST, device=x_float.device)  # a number would be multiplied by its inverse on CUDA
+        scale = (x_float.abs().amax(-1, keepdim=True) / largest).clamp(min=SMALLEST_SCALE)
         scales.copy_(scale.squeeze(-1))
     out_TD.copy_((x_float / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn))

@@ -8,48 +8,9 @@ import pytest
 from trimaran.device_workers.contract_suite.version import SUITE_VERSION
 from trimaran.device_workers.platforms.contract import Clause
 
+from .clauses import COMPUTING, HEALTH, LIFE_CYCLE, OWN_MEMORY, PINNED, RECORDING, TOGETHER
 from .report import Report
 from .site import ROOT, Site, make_site
-
-LIFE_CYCLE = {
-    "detection.usable",
-    "detection.stateless",
-    "detection.devices",
-    "declines.reasons",
-    "profile.stable",
-    "life_cycle.busy",
-    "life_cycle.twice",
-    "life_cycle.compute",
-}
-COMPUTING = {
-    "memory.alignment",
-    "memory.apart",
-    "memory.views",
-    "memory.reuse",
-    "memory.exhaustion",
-    "memory.accounting",
-    "memory.facts",
-    "copies.contents",
-    "copies.order",
-    "copies.after_long_work",
-    "copies.partial_views",
-    "copies.pageable_source",
-    "streams.priorities_kept",
-    "streams.order_by_events",
-    "streams.order_back",
-    "streams.current",
-    "events.not_early",
-    "events.wait_blocking",
-    "fences.stream",
-    "fences.device",
-    "kernels.agree",
-    "kernels.demotion",
-    "model.tokens",
-    "model.memory_returned",
-}
-RECORDING = {f"graph_capture.{name}" for name in ("replay", "several", "any_size", "empty", "refusal")}
-TOGETHER = {"collectives.alone", "collectives.two_ranks"}
-HEALTH = {"health.plausible", "health.any_thread"}
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +53,7 @@ def test_the_null_platform_keeps_its_life_cycle(site: Site) -> None:
 
 def test_the_example_platform(site: Site) -> None:
     report = judged(site, "example")
-    assert set(report.kept) == LIFE_CYCLE | COMPUTING | {"memory.exhaustion_by_and_by"}
+    assert set(report.kept) == LIFE_CYCLE | COMPUTING | OWN_MEMORY
     assert report.declined.keys() == {
         Clause.GRAPH_CAPTURE,
         Clause.STREAM_PRIORITIES,
@@ -118,7 +79,7 @@ def test_more_problems(site: Site, name: str) -> None:
 @pytest.mark.parametrize("arguments", [(), ("--thorough",)], ids=["short", "thorough"])
 def test_cuda(site: Site, arguments: tuple[str, ...]) -> None:
     report = judged(site, "cuda", *arguments)
-    assert set(report.kept) >= LIFE_CYCLE | COMPUTING | {"copies.pinned", "graph_capture.replay"}
+    assert set(report.kept) >= LIFE_CYCLE | COMPUTING | PINNED | OWN_MEMORY | {"graph_capture.replay"}
 
 
 def test_what_it_is_asked_wrongly(site: Site) -> None:

@@ -378,6 +378,24 @@ def test_pinned_memory_or_an_honest_no(machine: Machine, patch: pytest.MonkeyPat
     assert backend.memory_facts().by_kind[MemoryKind.PINNED_HOST] >= 640
 
 
+@pytest.mark.parametrize("vendor", WITH_GRAPHS)
+def test_a_pool_is_not_used_again_once_its_graphs_are_gone(
+    vendor: str, tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    """Recordings that live share one pool; a handle whose last one is gone would fail inside the allocator."""
+    machine = Machine(vendor, tmp_path)
+    backend = opened(machine.install(patch))
+    handles: list[Any] = []
+    patch.setattr(backend._module, "graph_pool_handle", lambda: handles.append(len(handles)) or handles[-1])
+    x = torch.zeros(4)
+    graphs = [backend.capture_graph(lambda: x.add_(1)) for _ in range(2)]  # type: ignore[arg-type, return-value]
+    assert handles == [0]
+    graphs.clear()
+    gc.collect()
+    graphs.append(backend.capture_graph(lambda: x.add_(1)))  # type: ignore[arg-type, return-value]
+    assert handles == [0, 1]
+
+
 @pytest.mark.user_pain("M2")
 def test_a_shortage_names_who_holds_the_memory(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
     machine = Machine("cuda", tmp_path)

@@ -117,12 +117,13 @@ def test_exactness(check: str, profile: DeviceProfile) -> None:
     assert CHECKS[check](DEVICE, profile) == ""
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("implementation", TRITON, ids=named)
 def test_a_call_never_waits_for_the_device(implementation: Implementation, profile: DeviceProfile) -> None:
     for _, kernel, ours in warmed(implementation, profile):
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             run_trial(implementation.kernel, kernel, ours.arguments)
         finally:
             torch.cuda.set_sync_debug_mode("default")

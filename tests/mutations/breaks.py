@@ -8,6 +8,7 @@ from hardware_breaks import HARDWARE_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
+from suite_breaks import SUITE_BREAKS
 from triton_breaks import TRITON_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
@@ -90,6 +91,7 @@ BREAKS = (
     *NUMERICS_BREAKS,
     *PLATFORM_BREAKS,
     *PROFILE_BREAKS,
+    *SUITE_BREAKS,
     *TRITON_BREAKS,
     *HARDWARE_BREAKS,
 )

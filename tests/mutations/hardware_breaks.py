@@ -79,9 +79,8 @@ HARDWARE_BREAKS = (
         "A7: half penalised logits are penalised again",
         ENGINE,
         "                logits_SV = self._logits_at(batch.ends[items] - 1)\n                return self._sampler",
-        "                logits_SV = batch.__dict__.setdefault(\n"
-        "                    'logits', self._logits_at(batch.ends[items] - 1).clone()\n"
-        "                )\n"
+        "                kept = batch.__dict__\n"
+        "                logits_SV = kept.setdefault('logits', self._logits_at(batch.ends[items] - 1).clone())\n"
         "                return self._sampler",
         (*KERNELS, "-k", "no_stream_notices and apply_penalties"),
     ),
