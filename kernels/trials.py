@@ -51,7 +51,7 @@ def meddling(kernel: str, ours: Trial, reference: Trial) -> str | None:
     for index, (got, expected) in enumerate(zip(ours.arguments, reference.arguments, strict=True)):
         if index in ours.written or not isinstance(got, torch.Tensor):
             continue
-        if not torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (got, expected))):
+        if not torch.equal(*(tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (got, expected))):
             return f"{kernel} changes its argument {index}, which is only there to be read"
     return None
 
