@@ -248,7 +248,10 @@ def _rejection(
         return "forbidden by --without-kernel"
     if pin is not None and candidate.name != pin:
         return f"{pin} is pinned"
-    return candidate.misfit(profile, problem)
+    try:
+        return candidate.misfit(profile, problem)
+    except Exception as error:  # another package's match may raise anything: it is passed over
+        return f"its match failed: {failure_text(error)}"
 
 
 def _exhausted(

@@ -283,13 +283,13 @@ def _lives(mark: str) -> bool:
 
 def compare(name: str, kernel: Kernel, reference: Kernel, problem: Problem, device: str = "cpu") -> str | None:
     """Run both on the kernel's trials, on the device. None when they agree."""
-    from .trials import disagreement, make_trials
+    from .trials import disagreement, make_trials, meddling
 
     for ours in make_trials(name, problem, device):
         expected = ours.copy()
         run_trial(name, kernel, ours.arguments)
         run_trial(name, reference, expected.arguments)
-        reason = disagreement(name, ours, expected)
+        reason = disagreement(name, ours, expected) or meddling(name, ours, expected)
         if reason is not None:
             return reason
     return None

@@ -78,7 +78,7 @@ def _exceed(arguments: tuple[Any, ...]) -> None:
 
 def _spoil(arguments: tuple[Any, ...]) -> None:
     out = arguments[0]
-    out.mul_(3) if out.dtype.is_floating_point else out.add_(1)
+    out.mul_(-3) if out.dtype.is_floating_point else out.add_(1)
 
 
 def _raise_inside(caller: str) -> Act:
@@ -114,4 +114,4 @@ _IN_CALL: dict[str, Act] = {
     "capture": _raise_inside("_capture"),
     "warm-up": _raise_inside("warm_up"),
 }
-_AFTER_CALL: dict[str, Act] = {"wrong": _spoil}
+_AFTER_CALL: dict[str, Act] = {"wrong": _spoil, "meddles": lambda arguments: _spoil(arguments[1:])}

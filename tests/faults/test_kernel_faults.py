@@ -97,6 +97,7 @@ def assert_right(server: Server, clean: tuple[Path, dict[str, list[Any]]], kind:
         ("silu_and_mul", "resources in call", "OutOfResources: out of resource: shared memory"),
         ("fused_add_rms_norm", "wrong", "disagrees with its reference"),
         ("greedy_sample", "wrong", "disagrees with its reference"),
+        ("silu_and_mul", "meddles", "changes its argument 1"),
         ("linear", "wrong", "disagrees with its reference"),
     ],
 )
@@ -170,6 +171,23 @@ class TestUnderLoad:
             assert_demoted(server, package, "illegal memory access", in_log=_REPLACED.format(package.implementation))
             assert server.metrics()["engine_generation"] == 1
             assert_right(server, clean)
+
+    def test_ranks_start_again_together(self, demo_folder: Path, tmp_path: Path, cache: Path) -> None:
+        """One that went on alone might compute otherwise than the others."""
+        package = BadPackage(tmp_path, "embed", "under load")
+        with serving(demo_folder, package, cache, "--tensor-parallel", "3") as server:
+            before = answer(server, 0, PLAIN)
+            package.strike()
+            done = server.http.post("/v1/completions", json={"prompt": prompt(0), "max_tokens": 4})
+            assert done.status_code == 503 and "bad_embed failed while serving" in done.text
+            server.wait_ready(30)
+            entry = kernel_of(server, "embed")
+            assert "illegal memory access" in entry["demoted"]["bad_embed"] and entry["chosen"] != "bad_embed"
+            metrics = server.metrics()
+            assert metrics["engine_generation"] == 2
+            serving_now = f'kernel_info{{implementation="{entry["chosen"]}",kernel="embed",rank='
+            assert [metrics[f'{serving_now}"{rank}"}}'] for rank in range(3)] == [1, 1, 1]
+            assert answer(server, 0, PLAIN) == before
 
     def test_a_packed_weight_needs_a_new_worker(
         self, demo_folder: Path, tmp_path: Path, cache: Path, clean: Any

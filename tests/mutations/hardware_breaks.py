@@ -112,6 +112,41 @@ HARDWARE_BREAKS = (
         "            for name, reason in ():\n",
         (*KERNELS, "-k", "passed_over and compile"),
     ),
+    Break(
+        "A7: a kernel may change what it must only read",
+        VERIFICATION,
+        "        reason = disagreement(name, ours, expected) or meddling(name, ours, expected)\n",
+        "        reason = disagreement(name, ours, expected)\n",
+        (*KERNELS, "-k", "passed_over and meddles"),
+    ),
+    Break(
+        "A7: another package's kernel passes for the reference",
+        "device_workers/platforms/plugins.py",
+        "    if implementation.name in taken:\n",
+        "    if False:\n",
+        ("tests/process/test_platform_choice.py", "-k", "other_packages"),
+    ),
+    Break(
+        "A7: memory that runs out demotes a kernel",
+        GUARDED,
+        "            if _is_exhaustion(error):\n",
+        "            if False:\n",
+        ("tests/pure/test_guarded_kernels.py",),
+    ),
+    Break(
+        "A7: ranks go on with different kernels",
+        GUARDED,
+        "        if self._num_ranks > 1 or name in PACKED:\n",
+        "        if name in PACKED:\n",
+        ("tests/pure/test_guarded_kernels.py",),
+    ),
+    Break(
+        "A7: packed weights are read by another kernel",
+        GUARDED,
+        "        if self._num_ranks > 1 or name in PACKED:\n",
+        "        if self._num_ranks > 1:\n",
+        ("tests/pure/test_guarded_kernels.py",),
+    ),
     # A7b: pins and forbids
     Break(
         "A7b: a pin that fails falls back in silence",
@@ -255,6 +290,13 @@ HARDWARE_BREAKS = (
         "            if now < self._settled_s or rank not in self._baseline:\n",
         "            if rank not in self._baseline:\n",
         ("tests/faults/test_memory_growth.py", "-k", "settled"),
+    ),
+    Break(
+        "A12: throttling counts as an error",
+        "device_workers/platforms/nvml.py",
+        "            throttle_reasons=self._throttling(handle),\n            errors=self._memory_errors(handle),\n",
+        "            errors=(*self._throttling(handle), *self._memory_errors(handle)),\n",
+        ("tests/contracts/test_surfaces.py", "-k", "health_of_an_nvidia"),
     ),
     # A11: measuring
     Break(

@@ -117,6 +117,17 @@ def test_one_that_fails_to_load_is_demoted() -> None:
     assert resolution.demoted == {"fast": "RuntimeError: no such instruction"}
 
 
+def test_a_match_that_raises_is_a_reason() -> None:
+    class Odd(DeclaredImplementation):
+        def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
+            raise KeyError("shared_memory")
+
+    odd = Odd(name="odd", kernel="twist", loader=make("any").loader)
+    resolution = Registry((odd, make("plain"))).resolve("twist", CPU, PROBLEM)
+    assert resolution.chosen == "plain"
+    assert resolution.rejected == {"odd": "its match failed: KeyError: 'shared_memory'"}
+
+
 def test_one_that_disagrees_is_demoted() -> None:
     registry = Registry((make("fast"), make("plain")), lambda i, k, p, q, s: "is off" if i.name == "fast" else None)
     _, resolution = registry.load("twist", CPU, PROBLEM, Services())
