@@ -65,7 +65,7 @@ class Described:
 def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Described:
     """Detect the platform, read the model's configuration, check what was asked. Raises Refusal."""
     if configuration.explain and configuration.device_config is not None:
-        device = _declared_device(configuration.device_config)
+        device = _declared_device(configuration.device_config, configuration.platform)
     else:
         device = settle_device(configuration, detect_platform(configuration, warn), warn)
     profile = device.profile
@@ -99,8 +99,13 @@ class SettledDevice:
     decisions: tuple[Decision, ...]
 
 
-def _declared_device(device_config: str) -> SettledDevice:
+def _declared_device(device_config: str, forced: str | None) -> SettledDevice:
     profile, decision = declare_profile(device_config)
+    if forced not in (None, profile.platform):
+        raise Refusal(
+            f"--device-config {device_config} declares a device of the {profile.platform} platform, and --platform "
+            f"asks for {forced}; leave one of them out"
+        )
     software = {platform.name: platform.software_features for platform in platforms()}
     features = profile.capability.features | software.get(profile.platform, frozenset())
     profile = replace(profile, capability=replace(profile.capability, features=features))

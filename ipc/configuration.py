@@ -6,6 +6,8 @@ from msgspec import Struct
 
 from .facts import AttentionStrategy, Phase, QueueOrdering
 
+MAX_RANKS = 32
+"""Devices of one worker group, which are all of one host."""
 HANG_FACTOR = 6  # what has got nowhere for this many stall limits is killed and restarted
 
 

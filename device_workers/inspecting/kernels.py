@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...ipc.conditions import Refusal
 from ...ipc.facts import DeviceProfile, Problem
 from ...ipc.inspection import ImplementationSeen
 from ...kernels.implementation import Implementation, KernelMetadata, Services
@@ -51,6 +52,8 @@ def check_kernels(look: Look) -> None:
     so, and is not run: it may have killed its process.
     """
     detected = detect_platform(look.worker, look.say)
+    if not detected.platform.computes:
+        raise Refusal(f"the {detected.platform.name} platform runs no kernels to check; take another --platform")
     profile = settle_device(look.worker, detected, look.say).profile
     _, services = open_device(look, detected, profile)
     registry, problem = make_registry(look.worker, look.say), sample_problem(profile)

@@ -7,7 +7,7 @@ from ...ipc.facts import DeviceProfile
 from ...ipc.inspection import PlatformSeen
 from ..inspection import Look
 from ..platforms.contract import Found, Platform
-from ..platforms.detection import Wish, detect, platforms
+from ..platforms.detection import Wish, check_name, detect, platforms
 from ..platforms.host import Host
 from ..profiles.settling import settle_profile
 
@@ -16,6 +16,7 @@ def probe(look: Look) -> None:
     """Tells of each platform. One that fails in its own detection is refused with what it said."""
     worker = look.worker
     candidates = platforms(Host(variables=worker.visibility))
+    check_name(worker.platform, candidates)
     chosen = _chosen(look, candidates)
     for platform in candidates:
         if platform.computes or platform.name == worker.platform:

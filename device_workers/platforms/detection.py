@@ -99,7 +99,7 @@ def detect(
     """The first platform that can be used, or the forced one. Raises Refusal with every reason, in order."""
     asked = Wish(platform=forced) if wish is None else wish
     offered = platforms() if candidates is None else candidates
-    _check_name(asked.platform, offered)
+    check_name(asked.platform, offered)
     tried: list[Tried] = []
     hardware: dict[str, str] = {}
     chosen: tuple[Platform, Found] | None = None
@@ -121,7 +121,8 @@ def detect(
     return _detection(*chosen, asked, tuple(tried), hardware)
 
 
-def _check_name(forced: str | None, offered: Sequence[Platform]) -> None:
+def check_name(forced: str | None, offered: Sequence[Platform]) -> None:
+    """Raises Refusal for a platform that nobody offers."""
     names = [platform.name for platform in offered]
     if forced is not None and forced not in names:
         raise Refusal(f"there is no platform {forced}; --platform takes {', '.join(names)}")

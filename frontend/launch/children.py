@@ -19,6 +19,8 @@ from ...ipc.control import FromChild, ToChild
 from ...ipc.process import ControlLink, child_arguments, create_control_link
 
 PREFIX = "TRIMARAN_"
+LOOK_LIMIT_S = 60.0
+"""A child's look at the devices takes a second or two, and it waits for a busy one for a third of this."""
 _NUM_LAST_LINES = 20
 _MAX_LINE_BYTES = 64 * 1024
 _LINK_END_WAIT_S = 0.5  # for messages that a dead child had still sent

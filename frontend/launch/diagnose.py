@@ -6,16 +6,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...ipc.conditions import Refusal, TrimaranError
+from ...ipc.conditions import Refusal
 from ...ipc.configuration import Task
 from ...ipc.control import FromChild
 from ...ipc.facts import Phase
 from ...ipc.inspection import Inspected, Measured, TestSkipped
-from .inspections import Inspection
-from .options import OptionError, Options, inherited_environment, read_options
+from .ending import guarded, say
+from .inspections import Inspection, inspection_options
+from .options import OptionError, Options
 from .tables import Table, print_tables
 
-HELP = """usage: trimaran diagnose [--test NAME ...] [--output FILE] [OPTIONS OF serve]
+HELP = """usage: trimaran diagnose [--test NAME ...] [--output FILE] [OPTIONS OF serve, without a model]
 
 Measures the device: memory bandwidth, matrix rate per dtype, launch latency, graph capture and replay, whether stream
 priorities act, copies between host and device, concurrent thread blocks, the best launch choices of each kernel.
@@ -29,22 +30,19 @@ def diagnose(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(HELP)
         return 0
-    try:
+
+    def body() -> int:
         tests, output, rest = _own(arguments)
-        options = read_options(rest, inherited_environment()).options
+        options = inspection_options(rest)
         _check_output(output)
         told, text = asyncio.run(_measure(options, tests))
         path = output or Path(f"{_architecture(text)}.measured.yaml")
         _write(path, text)
-    except (OptionError, Refusal) as refusal:
-        print(f"trimaran diagnose: {refusal}", file=sys.stderr)
-        return 2
-    except TrimaranError as error:
-        print(f"trimaran diagnose: {error}", file=sys.stderr)
-        return 1
-    print_tables([table(told)])
-    print(f"Written to {path}. Serve with it: trimaran serve MODEL --device-config {path}")
-    return 0
+        print_tables([table(told)])
+        print(f"Written to {path}. Serve with it: trimaran serve MODEL --device-config {path}")
+        return 0
+
+    return guarded("diagnose", body)
 
 
 def _own(arguments: Sequence[str]) -> tuple[tuple[str, ...], Path | None, list[str]]:
@@ -59,7 +57,7 @@ def _own(arguments: Sequence[str]) -> tuple[tuple[str, ...], Path | None, list[s
             rest.append(word)
             continue
         given = value if equals else next(words, None)
-        if not given:
+        if not given or (not equals and given.startswith("--")):
             raise OptionError(f"{name} needs a value: {'a test' if name == '--test' else 'a file'}.")
         if name == "--test":
             tests += given.split(",")
@@ -70,6 +68,8 @@ def _own(arguments: Sequence[str]) -> tuple[tuple[str, ...], Path | None, list[s
 
 def _check_output(output: Path | None) -> None:
     """Minutes of measuring must not end at a folder that is not there."""
+    if output is not None and output.is_dir():
+        raise Refusal(f"{output} is a folder: name a file by --output")
     folder = (output or Path("x")).absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise Refusal(f"{folder} is no folder that can be written: name another file by --output")
@@ -102,10 +102,10 @@ class _PlainBar:
     """One line per test."""
 
     def phase(self, phase: Phase) -> None:
-        print(f"{int((phase.fraction or 0) * 100):3d} %  {phase.name}", file=sys.stderr, flush=True)
+        say(f"{int((phase.fraction or 0) * 100):3d} %  {phase.name}")
 
     def line(self, text: str) -> None:
-        print(text, file=sys.stderr)
+        say(text)
 
     def close(self) -> None:
         return None
@@ -138,7 +138,7 @@ class _RichBar:
 
 
 def _bar() -> _PlainBar | _RichBar:
-    return _RichBar() if sys.stderr.isatty() else _PlainBar()
+    return _RichBar() if sys.stderr is not None and sys.stderr.isatty() else _PlainBar()
 
 
 def table(told: Sequence[FromChild]) -> Table:

@@ -4,18 +4,16 @@ Runs the boot of `serve` as far as that goes, and prints what was settled. Takes
 """
 
 import asyncio
-import sys
 from collections.abc import Sequence
 
-import msgspec
-
-from ...ipc.conditions import Refusal, TrimaranError
+from ...ipc.conditions import TrimaranError
 from ...ipc.facts import Decision, Resolution
 from ...ipc.server_info import ServerInfo
-from .options import OptionError, Options, inherited_environment, read_options
+from .ending import guarded
+from .options import Options, inherited_environment, read_options
 from .progress import SilentProgress
 from .supervisor import Supervisor
-from .tables import Table, print_tables
+from .tables import Table, print_json, print_tables
 
 _GIB = 1 << 30
 USAGE = """usage: trimaran explain [MODEL] [OPTIONS OF serve] [--json]
@@ -41,21 +39,17 @@ def explain(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(USAGE)
         return 0
-    as_json = "--json" in arguments
-    try:
+
+    def body() -> int:
         options = read_options([word for word in arguments if word != "--json"], inherited_environment()).options
         info = asyncio.run(ask_how_it_is_served(options))
-    except (OptionError, Refusal) as refusal:
-        print(f"trimaran explain: {refusal}", file=sys.stderr)
-        return 2
-    except TrimaranError as error:
-        print(f"trimaran explain: {error}", file=sys.stderr)
-        return 1
-    if as_json:
-        print(msgspec.json.format(msgspec.json.encode(info)).decode())
-    else:
-        print_tables(tables(info))
-    return 0
+        if "--json" in arguments:
+            print_json(info)
+        else:
+            print_tables(tables(info))
+        return 0
+
+    return guarded("explain", body)
 
 
 async def ask_how_it_is_served(options: Options) -> ServerInfo:

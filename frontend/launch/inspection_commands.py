@@ -2,25 +2,25 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
-from msgspec import Struct
 
 from ...ipc.conditions import Refusal, TrimaranError
 from ...ipc.configuration import Task
 from ...ipc.control import FromChild
 from ...ipc.facts import DeviceProfile
 from ...ipc.inspection import ImplementationSeen, Inspected, Level, PlatformSeen, Verdict
+from .ending import guarded, say
 from .explain import ask_how_it_is_served
-from .inspections import Inspection
-from .options import OptionError, Options, inherited_environment, read_options
-from .tables import Table, print_tables
+from .inspections import Inspection, inspection_options, split_json
+from .options import Options, inherited_environment, read_options
+from .tables import Table, print_json, print_tables
 
 _GIB = 1 << 30
 EXIT_OF = {Level.PASS: 0, Level.WARN: 1, Level.FAIL: 2}
 
-PROBE_HELP = """usage: trimaran probe [--json] [OPTIONS OF serve]
+PROBE_HELP = """usage: trimaran probe [--json] [OPTIONS OF serve, without a model]
 
 Lists every platform in the order of detection with its reason, and each device's profile: what is declared, detected
 or measured of it.
@@ -31,50 +31,20 @@ Judges this machine before serving: Python, libraries, compiler, drivers, device
 kernel compiled, run and compared, and whether MODEL fits. Every finding ends with its cure.
 Exit status: 0 all is well, 1 warnings, 2 it cannot serve as asked.
 """
-KERNELS_HELP = """usage: trimaran kernels list | matrix | check [NAME ...] [--json] [OPTIONS OF serve]
+KERNELS_HELP = """usage: trimaran kernels list | matrix | check [NAME ...] [--json] [OPTIONS OF serve, without a model]
 
-list      every implementation in order of preference, and why those that do not fit this machine's device do not
+list      every implementation in order of preference, and why those that do not fit this machine's device do not;
+          with names, only those kernels and implementations
 matrix    what would serve each kernel on each device that has a packaged capability file
 check     each implementation that fits, or of the kernels and implementations named, compiled, run and compared
           with the reference; exit status 1 if one fails
 """
 
 
-class _Ask(Struct):
-    """Arguments that are ours, and the options of `serve`."""
-
-    options: Options
-    as_json: bool
-
-
-def _read(arguments: Sequence[str]) -> _Ask:
-    words = [word for word in arguments if word != "--json"]
-    return _Ask(read_options(words, inherited_environment()).options, "--json" in arguments)
-
-
-def _guarded(name: str, body: Callable[[], int]) -> int:
-    try:
-        return body()
-    except (OptionError, Refusal) as refusal:
-        print(f"trimaran {name}: {refusal}", file=sys.stderr)
-        return 2
-    except TrimaranError as error:
-        print(f"trimaran {name}: {error}", file=sys.stderr)
-        return 1
-
-
 def _told(options: Options, task: Task, tests: tuple[str, ...] = ()) -> list[FromChild]:
     messages: list[FromChild] = []
-    asyncio.run(Inspection(options, task, messages.append, tests=tests, on_line=_to_stderr).run())
+    asyncio.run(Inspection(options, task, messages.append, tests=tests, on_line=say).run())
     return [message for message in messages if not isinstance(message, Inspected)]
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def _print_json(value: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
 # probe
@@ -87,15 +57,15 @@ def probe(arguments: Sequence[str]) -> int:
         return 0
 
     def body() -> int:
-        ask = _read(arguments)
-        seen = [found for found in _told(ask.options, Task.PROBE) if isinstance(found, PlatformSeen)]
-        if ask.as_json:
-            _print_json([_platform_json(found) for found in seen])
+        as_json, words = split_json(arguments)
+        seen = [found for found in _told(inspection_options(words), Task.PROBE) if isinstance(found, PlatformSeen)]
+        if as_json:
+            print_json([_platform_json(found) for found in seen])
         else:
             print_tables(probe_tables(seen))
         return 0 if any(found.is_chosen for found in seen) else 1
 
-    return _guarded("probe", body)
+    return guarded("probe", body)
 
 
 def _platform_json(seen: PlatformSeen) -> dict[str, object]:
@@ -161,24 +131,24 @@ def doctor(arguments: Sequence[str]) -> int:
         return 0
 
     def body() -> int:
-        ask = _read(arguments)
-        verdicts = asyncio.run(_examine(ask.options))
+        as_json, words = split_json(arguments)
+        verdicts = asyncio.run(_examine(read_options(words, inherited_environment()).options))
         worst = max((EXIT_OF[verdict.level] for verdict in verdicts), default=0)
-        if ask.as_json:
-            _print_json({"status": list(EXIT_OF)[worst], "verdicts": [_verdict_json(found) for found in verdicts]})
+        if as_json:
+            print_json({"status": list(EXIT_OF)[worst], "verdicts": [_verdict_json(found) for found in verdicts]})
         else:
             print_tables([doctor_table(verdicts)])
             print(_summary(verdicts))
         return worst
 
-    return _guarded("doctor", body)
+    return guarded("doctor", body)
 
 
 async def _examine(options: Options) -> list[Verdict]:
     """The worker's verdicts, and beside them the model's: how it would be served, or why not."""
     told: list[FromChild] = []
     wants_model = options.model is not None
-    inspection = Inspection(options, Task.DOCTOR, told.append, on_line=_to_stderr)
+    inspection = Inspection(options, Task.DOCTOR, told.append, on_line=say)
     examined, fit = await asyncio.gather(
         inspection.run(), _model_verdict(options) if wants_model else _nothing(), return_exceptions=True
     )
@@ -201,14 +171,29 @@ async def _model_verdict(options: Options) -> Verdict:
     try:
         info = await ask_how_it_is_served(options)
     except TrimaranError as refusal:
-        text, _, cure = str(refusal).rpartition("; ")
-        return Verdict(check="model", level=Level.FAIL, text=text or str(refusal), cure=cure or "name another model")
+        text, cure = parted(str(refusal))
+        return Verdict(check="model", level=Level.FAIL, text=text, cure=cure)
     assert info.model is not None and info.limits is not None
     text = (
         f"{info.model.architecture}, {info.model.weight_bytes / _GIB:.2f} GiB of weights as {info.model.dtype}; "
         f"a KV cache of {info.memory.get('kv_cache', 0) / _GIB:.2f} GiB allows {info.limits.max_model_len} tokens"
     )
     return Verdict(check="model", level=Level.PASS, text=text)
+
+
+def parted(refusal: str) -> tuple[str, str]:
+    """What is wrong, and the cure, with which a refusal ends: its last clause, or its last sentence."""
+    for separator in ("; ", ": ", ". "):
+        text, found, cure = refusal.rstrip(".").rpartition(separator)
+        if found and (separator == "; " or cure.split()[0].lower() in _CURE_WORDS):
+            return text, cure
+    return refusal, "see `trimaran explain` for the same model, or name another"
+
+
+_CURE_WORDS = frozenset(
+    {"ask", "check", "choose", "connect", "convert", "download", "end", "give", "leave", "lower", "name", "pass"}
+    | {"raise", "remove", "rename", "run", "start", "take", "use"}
+)
 
 
 def _verdict_json(verdict: Verdict) -> dict[str, str]:
@@ -226,7 +211,8 @@ def _summary(verdicts: Sequence[Verdict]) -> str:
     counts = {level: sum(verdict.level is level for verdict in verdicts) for level in Level}
     end = {0: "this machine can serve.", 1: "it can serve; see the warnings.", 2: "cure the failures first."}
     worst = max((EXIT_OF[verdict.level] for verdict in verdicts), default=0)
-    return f"{counts[Level.PASS]} passed, {counts[Level.WARN]} warnings, {counts[Level.FAIL]} failed: {end[worst]}"
+    warnings = f"{counts[Level.WARN]} warning{'' if counts[Level.WARN] == 1 else 's'}"
+    return f"{counts[Level.PASS]} passed, {warnings}, {counts[Level.FAIL]} failed: {end[worst]}"
 
 
 # kernels
@@ -241,25 +227,35 @@ def kernels(arguments: Sequence[str]) -> int:
     if not words or "--help" in words or "-h" in words or words[0] not in _KERNEL_TASKS:
         print(KERNELS_HELP, file=sys.stdout if "--help" in words or "-h" in words else sys.stderr)
         return 0 if "--help" in words or "-h" in words else 2
-    task, words = _KERNEL_TASKS[words[0]], words[1:]
-    names = []
+    task = _KERNEL_TASKS[words[0]]
+    as_json, words = split_json(words[1:])
+    names: list[str] = []
     while words and not words[0].startswith("-"):
         names.append(words.pop(0))
 
     def body() -> int:
-        ask = _read(words)
-        seen = [found for found in _told(ask.options, task, tuple(names)) if isinstance(found, ImplementationSeen)]
-        if names and not seen:
-            raise Refusal(f"there is no kernel or implementation {', '.join(names)}; see `trimaran kernels list`")
-        if ask.as_json:
-            _print_json([msgspec.structs.asdict(found) for found in seen])
+        options = inspection_options(words, "names of kernels go before the options")
+        told = _told(options, task, tuple(names) if task is Task.KERNELS_CHECK else ())
+        seen = [found for found in told if isinstance(found, ImplementationSeen)]
+        _check_names(names, seen)
+        if names:
+            seen = [found for found in seen if {found.kernel, found.implementation} & set(names)]
+        if as_json:
+            print_json([msgspec.structs.asdict(found) for found in seen])
         elif task is Task.KERNELS_MATRIX:
             print_tables([_matrix_table(seen)])
         else:
             print_tables([_kernels_table(seen)])
         return 1 if any(found.state in ("fails", "demoted") for found in seen) else 0
 
-    return _guarded("kernels", body)
+    return guarded("kernels", body)
+
+
+def _check_names(names: Sequence[str], seen: Sequence[ImplementationSeen]) -> None:
+    known = {name for found in seen for name in (found.kernel, found.implementation)}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise Refusal(f"there is no kernel or implementation {', '.join(unknown)}; see `trimaran kernels list`")
 
 
 def _kernels_table(seen: Sequence[ImplementationSeen]) -> Table:

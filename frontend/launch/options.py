@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from ...ipc.configuration import MAX_RANKS
 from ...ipc.facts import AttentionStrategy, QueueOrdering
 from .option_kinds import (
     BadValue,
@@ -187,7 +188,7 @@ class Options(Struct, frozen=True, kw_only=True):
     allow_mismatch: Annotated[
         bool, About("Device", Switch(), "take a capability file although it is of another architecture")
     ] = False
-    tensor_parallel: Annotated[int, About("Device", Integer(1, 1024), "devices to split the model over")] = 1
+    tensor_parallel: Annotated[int, About("Device", Integer(1, MAX_RANKS), "devices to split the model over")] = 1
     memory_utilization: Annotated[
         float, About("Device", Number(0.01, 1.0), "share of device memory to use; the rest is left to others")
     ] = 0.9
@@ -306,6 +307,7 @@ def read_options(arguments: Sequence[str], environment: Mapping[str, str]) -> Re
     Raises:
         OptionError: an unknown name, a value that is not allowed, or an unreadable file.
     """
+    _check_encoding(arguments)
     flags = dict(_read_flags(arguments))
     variables = dict(_read_environment(environment))
     config = flags.pop(CONFIG, variables.pop(CONFIG, None))
@@ -374,6 +376,18 @@ def _check_together(options: Options) -> None:
             f"--max-batched-tokens {budget} is less than --max-num-seqs {sequences}: a step could not hold a token of "
             f"each sequence. Use --max-batched-tokens {sequences} or more, or fewer sequences."
         )
+
+
+def _check_encoding(arguments: Sequence[str]) -> None:
+    """Options travel to other processes as UTF-8."""
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            shown = word.encode(errors="backslashreplace").decode()
+            raise OptionError(
+                f"{shown}: not readable as text. Rename the file, or set a UTF-8 locale such as LC_ALL=C.UTF-8."
+            ) from None
 
 
 def _known(name: str, where: str) -> None:

@@ -43,7 +43,7 @@ from ...ipc.control import (
 )
 from ...ipc.facts import Phase
 from ...ipc.server_info import ServerInfo
-from .children import Child, child_environment, module_command
+from .children import LOOK_LIMIT_S, Child, child_environment, module_command
 from .configurations import Birth, core_configuration, frontend_configuration, worker_configuration
 from .device_visibility import worker_visibility
 from .model_fetch import Fetching, Model, bring
@@ -137,8 +137,9 @@ class Supervisor(Actor):
         self._core: Child | None = None
         self._workers: dict[int, Child] = {}
         self._processes: set[Child] = set()
-        self._core_restarts = Restarts(options.max_restarts)
-        self._worker_restarts = Restarts(options.max_restarts)
+        max_restarts = options.max_restarts if on_explained is None else 0  # nobody waits for an engine
+        self._core_restarts = Restarts(max_restarts)
+        self._worker_restarts = Restarts(max_restarts)
         self._pause_s = 0.0
         self._group_fault = ""
         self._own_phases: list[Phase] = []
@@ -233,6 +234,8 @@ class Supervisor(Actor):
         self._is_closing = True
         self._progress.finish()
         grace_s = _ABORT_GRACE_S if self._is_aborted else _STOP_GRACE_S
+        if self._on_explained is not None:
+            grace_s = 0.0  # nothing was begun that could be ended in order
         await self._end([place.child for place in self._frontends if place.child is not None], grace_s)
         await self._end([child for child in (self._core, *self._workers.values()) if child is not None], grace_s)
         await self._end(list(self._processes), 0.0)
@@ -505,7 +508,9 @@ class Supervisor(Actor):
 
     def _pause_before_restart(self, restarts: Restarts, cause: str) -> float | None:
         pause_s = restarts.died()
-        if pause_s is None:
+        if pause_s is None and self._on_explained is not None:
+            self._fail(GaveUp(f"{cause}; a broken driver or library does that: see `trimaran doctor`"))
+        elif pause_s is None:
             self._fail(GaveUp(f"{cause}. It was restarted {restarts.limit} times in a row (--max-restarts)."))
         else:
             what = f"restart {restarts.num_deaths} of {restarts.limit} in {pause_s:g} s"
@@ -576,14 +581,23 @@ class Supervisor(Actor):
             self._progress.tick(now - self._began_s)
             self._tell_frontends(self._phase_notice())
             waited_s = now - self._unready_since_s
-            if waited_s > self.options.start_timeout:
+            if waited_s > self._start_limit_s:
                 phase = self._phase
+                limit = "--start-timeout" if self._on_explained is None else "a driver that hangs does that"
                 self._fail(
                     GaveUp(
-                        f"Not ready after {waited_s:.0f} s (--start-timeout). The last phase was {phase.process}: "
+                        f"Not ready after {waited_s:.0f} s ({limit}). The last phase was {phase.process}: "
                         f"{phase.name}, for {now - phase.began_s:.0f} s. {_last_words(self._processes)}"
                     )
                 )
+
+    @property
+    def _start_limit_s(self) -> float:
+        """To explain, nothing is loaded or compiled once the model's folder is there: what hangs then is a driver."""
+        limit_s = self.options.start_timeout
+        if self._on_explained is None or self.model is None:
+            return limit_s
+        return min(limit_s, LOOK_LIMIT_S + sum(phase.took_s or 0.0 for phase in self._own_phases))
 
     def _kill_silent(self) -> None:
         """A core or frontend whose loop turns no more is as good as dead.

@@ -5,6 +5,8 @@ import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
 
+import msgspec
+
 _MAX_COLUMN = 60
 
 
@@ -23,11 +25,16 @@ class Table:
 
 def print_tables(tables: Sequence[Table]) -> None:
     """To stdout, as fits where it goes."""
-    if sys.stdout.isatty():
+    if sys.stdout is not None and sys.stdout.isatty():
         _print_rich(tables)
         return
     for table in tables:
         print("\n".join(plain_lines(table)), end="\n\n")
+
+
+def print_json(value: object) -> None:
+    """To stdout, the same text for the same facts: sets and mappings have no order of their own."""
+    print(msgspec.json.format(msgspec.json.encode(value, order="deterministic")).decode())
 
 
 def plain_lines(table: Table) -> list[str]:
