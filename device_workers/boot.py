@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from ..ipc.conditions import Refusal
 from ..ipc.configuration import WorkerConfiguration
-from ..ipc.facts import Decision, DeviceProfile, MemoryFacts, Problem, Resolution
+from ..ipc.facts import AttentionStrategy, Decision, DeviceProfile, MemoryFacts, ModelFacts, Problem, Resolution
 from ..ipc.worker_messages import Settled
 from ..kernels.catalog import CATALOG
-from ..kernels.implementation import Services
+from ..kernels.implementation import Implementation, Services
 from ..kernels.registry import KernelChoices, Registry
 from ..kernels.verification import VerdictCache, Verifier
 from .affinity import stay_near
@@ -60,12 +60,13 @@ class Described:
     registry: Registry
     choices: KernelChoices
     num_threads: int
+    num_sharing: int = 1
 
 
 def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Described:
     """Detect the platform, read the model's configuration, check what was asked. Raises Refusal."""
     if configuration.explain and configuration.device_config is not None:
-        device = _declared_device(configuration.device_config, configuration.platform)
+        device = _declared_device(configuration.device_config, configuration.platform, configuration.num_ranks)
     else:
         device = settle_device(configuration, detect_platform(configuration, warn), warn)
     profile = device.profile
@@ -87,7 +88,26 @@ def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) ->
         registry=registry,
         choices=choices,
         num_threads=configuration.num_threads or _fair_threads(configuration),
+        num_sharing=device.num_sharing,
     )
+
+
+def strategy_misfits(described: Described, model: ModelFacts) -> dict[AttentionStrategy, str]:
+    """Why no implementation of a strategy can serve this model on this device, for those where none can."""
+    problem = Problem(dtype=model.dtype, kv_dtype=model.kv_dtype, head_dim=model.head_dim, num_heads=model.num_heads)
+    misfits: dict[AttentionStrategy, str] = {}
+    for strategy in (AttentionStrategy.BULK_COPY, AttentionStrategy.TILED, AttentionStrategy.LOW_OCCUPANCY):
+        chain = [found for found in described.registry.chain("paged_attention") if found.metadata.strategy is strategy]
+        reasons = [_why_not(found, described, problem) for found in chain]
+        if reasons and None not in reasons:
+            misfits[strategy] = reasons[0] or ""
+    return misfits
+
+
+def _why_not(implementation: Implementation, described: Described, problem: Problem) -> str | None:
+    if implementation.name in described.choices.forbidden:
+        return f"{implementation.name} is forbidden by --without-kernel"
+    return implementation.misfit(described.profile, problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +117,10 @@ class SettledDevice:
     platform: Platform | None
     profile: DeviceProfile
     decisions: tuple[Decision, ...]
+    num_sharing: int = 1
 
 
-def _declared_device(device_config: str, forced: str | None) -> SettledDevice:
+def _declared_device(device_config: str, forced: str | None, num_ranks: int) -> SettledDevice:
     profile, decision = declare_profile(device_config)
     if forced not in (None, profile.platform):
         raise Refusal(
@@ -110,7 +131,8 @@ def _declared_device(device_config: str, forced: str | None) -> SettledDevice:
     features = profile.capability.features | software.get(profile.platform, frozenset())
     profile = replace(profile, capability=replace(profile.capability, features=features))
     platform = Decision(name="platform", value=profile.platform, reason="declared by --device-config", overridden=True)
-    return SettledDevice(platform=None, profile=profile, decisions=(platform, decision))
+    num_sharing = num_ranks if profile.platform == "cpu" else 1
+    return SettledDevice(platform=None, profile=profile, decisions=(platform, decision), num_sharing=num_sharing)
 
 
 def settle_device(
@@ -120,7 +142,20 @@ def settle_device(
     platform = detection.platform
     detected = platform.profile(_device_index(configuration, detection))
     profile, decision = settle_profile(detected, configuration.device_config, configuration.allow_mismatch)
-    return SettledDevice(platform=platform, profile=profile, decisions=(detection.decision, decision))
+    return SettledDevice(
+        platform=platform,
+        profile=profile,
+        decisions=(detection.decision, decision),
+        num_sharing=_num_sharing(configuration, detection),
+    )
+
+
+def _num_sharing(configuration: WorkerConfiguration, detection: Detection) -> int:
+    """Ranks on this rank's device: several only where there are fewer devices than ranks, as on a processor."""
+    num_devices = len(detection.devices)
+    if detection.platform.visibility and num_devices == 1:  # the supervisor showed this rank its own device only
+        return 1
+    return sum(rank % num_devices == configuration.rank % num_devices for rank in range(configuration.num_ranks))
 
 
 def detect_platform(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Detection:
@@ -225,6 +260,7 @@ def _declared_engine(
         MemoryFacts(total_bytes=profile.memory_bytes, free_bytes=profile.memory_bytes, ours_bytes=0),
         MemoryWishes(utilization=configuration.memory_utilization, kv_memory_bytes=configuration.kv_memory_bytes),
         resolve,
+        described.num_sharing,
     )
 
 
@@ -269,6 +305,7 @@ def _tensor_engine(
             enforce_eager=configuration.enforce_eager,
             graph_refusal=platform.declines.get(Clause.GRAPH_CAPTURE),
             on_kernels=on_kernels,
+            num_sharing=described.num_sharing,
         )
     )
 

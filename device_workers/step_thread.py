@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ..ipc.conditions import DeviceFault, Refusal, StepFailed
 from ..ipc.configuration import WorkerConfiguration
-from ..ipc.facts import Phase, Resolution
+from ..ipc.facts import AttentionStrategy, Phase, Resolution
 from ..ipc.plan import StepPlan, TokenMasks, WorkFlag
 from ..ipc.worker_messages import (
     Allocate,
@@ -31,7 +31,7 @@ from ..ipc.worker_messages import (
     WorkerReady,
 )
 from ..kernels.registry import Registry
-from .boot import describe, open_engine
+from .boot import describe, open_engine, strategy_misfits
 from .execution.contract import LoadFacts, StepEngine
 from .rings import WorkerRings
 
@@ -95,6 +95,7 @@ class StepThread:
         self._settled: Settled | None = None
         self._num_blocks: int | None = None
         self._loaded: LoadFacts | None = None
+        self._misfits: dict[AttentionStrategy, str] = {}
         self._memory: dict[str, int] = {}
         self._resolutions: tuple[Resolution, ...] = ()
         self._registry: Registry | None = None
@@ -136,6 +137,7 @@ class StepThread:
         engine = open_engine(
             self._configuration, described, self._outlets.warn, self._begin_phase, self._kernels_changed
         )
+        self._misfits = strategy_misfits(described, engine.model) if described.config is not None else {}
         self._end_phase()
         return engine
 
@@ -168,6 +170,7 @@ class StepThread:
             memory=spending.memory if spending else None,
             spendable_bytes=spending.spendable_bytes if spending else None,
             kv_limit_bytes=spending.kv_limit_bytes if spending else None,
+            strategy_misfits=self._misfits,
             decisions=self._engine.decisions,
             settled=self._settled if ready else None,
             num_blocks=self._num_blocks,

@@ -4,12 +4,12 @@ Every choice comes back as a Decision with its reason; a value the user gave is 
 fits. Two parts: `settle` before weights are read, `count_blocks` when what is left for the KV cache is known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ..ipc.conditions import Refusal
-from ..ipc.configuration import CoreConfiguration
+from ..ipc.configuration import MAX_RANKS, CoreConfiguration
 from ..ipc.facts import (
     AttentionStrategy,
     Decision,
@@ -25,6 +25,7 @@ from ..ipc.worker_messages import Loaded, Settled, WorkerHello
 _GIB = 1 << 30
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 MAX_GRAPH_TOKENS = 512
+_UNKNOWN_SEQS, _UNKNOWN_TOKENS = 256, 2048
 MANY_BLOCKS, FEW_BLOCKS = 256, 64
 """Thread blocks that run at once: from MANY on, long sequences first; up to FEW, short ones first."""
 _STEP_S = 0.25
@@ -33,6 +34,7 @@ _STEP_SHARE = 0.1  # of the memory that weights leave, for the buffers of a step
 _TYPICAL_TOKENS = 256  # of one running sequence, to guess how many a KV cache holds
 _SMALL_BLOCK_BYTES = 64 << 10
 _SMALL_MULTIPROCESSORS = 32
+_LEAST_BULK_BLOCK = 16
 _FEW_ROWS = 8
 _ESTIMATE_MARGIN = 0.97  # packing adds a little to the weights: an early answer must still hold after loading
 
@@ -45,39 +47,67 @@ class Room(Struct, frozen=True, kw_only=True):
 
     def kv_bytes(self, model: ModelFacts, step_bytes: int) -> int:
         """What weights and step buffers leave to the KV cache."""
-        left = self.spendable_bytes - model.weight_bytes - step_bytes
+        left = self.spendable_bytes - model.loaded_bytes - step_bytes
         return left if self.kv_limit_bytes is None else min(left, self.kv_limit_bytes)
 
 
 def settle(asked: CoreConfiguration, hellos: Sequence[WorkerHello]) -> Settled:
     """Sizes and policies that hold whatever loading finds. Raises Refusal."""
+    _check_alike(hellos)
     model, profile = hellos[0].model, hellos[0].profile
     room = _room(hellos)
     if room is not None:
         _check_weights(asked, model, profile, room, hellos[0].memory)
-    strategy = _attention_strategy(asked, model, profile)
-    block_size = _block_size(asked, strategy)
-    max_model_len = _max_model_len(asked, model)
-    max_num_seqs = _max_num_seqs(asked, model, profile, room)
-    budget = _max_batched_tokens(asked, model, profile, room, int(max_num_seqs.value))
+    strategy = _attention_strategy(asked, model, profile, hellos[0].strategy_misfits)
+    sizes = _sizes(asked, model, profile, room, strategy)
     if room is not None:
-        _check_wishes(asked, model, room, block_size, max_num_seqs, budget)
-    chunk = _max_chunk_tokens(asked, int(budget.value))
-    buckets, graphs = _graph_buckets(asked, profile, int(max_num_seqs.value), int(budget.value))
+        _check_wishes(asked, model, profile, room, strategy, sizes, hellos[0].memory)
+    chunk = _max_chunk_tokens(asked, sizes.num("max_batched_tokens"))
+    buckets, graphs = _graph_buckets(asked, profile, sizes.num("max_num_seqs"), sizes.num("max_batched_tokens"))
     ordering = _queue_ordering(asked, profile)
     kv_dtype = Decision(name="kv_dtype", value=model.kv_dtype, reason="that of the activations")
-    decisions = (block_size, max_num_seqs, max_model_len, budget, chunk, graphs, kv_dtype, strategy, ordering)
+    decisions = (*sizes.decisions, chunk, graphs, kv_dtype, strategy, ordering)
     return Settled(
-        block_size=int(block_size.value),
-        max_num_seqs=int(max_num_seqs.value),
-        max_batched_tokens=int(budget.value),
-        max_model_len=int(max_model_len.value),
+        block_size=sizes.num("block_size"),
+        max_num_seqs=sizes.num("max_num_seqs"),
+        max_batched_tokens=sizes.num("max_batched_tokens"),
+        max_model_len=sizes.num("max_model_len"),
         max_chunk_tokens=int(chunk.value),
         graph_buckets=buckets,
         attention_strategy=AttentionStrategy(strategy.value),
         queue_ordering=QueueOrdering(ordering.value),
         decisions=decisions,
     )
+
+
+class Sizes(Struct, frozen=True):
+    """Block size, sequences, context and token budget, each with its reason."""
+
+    decisions: tuple[Decision, ...]
+
+    def num(self, name: str) -> int:
+        return next(int(decision.value) for decision in self.decisions if decision.name == name)
+
+
+def _sizes(
+    asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile, room: Room | None, strategy: Decision
+) -> Sizes:
+    max_num_seqs = _max_num_seqs(asked, model, profile, room)
+    budget = _max_batched_tokens(asked, model, profile, room, int(max_num_seqs.value))
+    return Sizes((_block_size(asked, strategy), max_num_seqs, _max_model_len(asked, model), budget))
+
+
+def _check_alike(hellos: Sequence[WorkerHello]) -> None:
+    """Ranks of one model compute the same step at the same time, by the same kernels."""
+    kinds = [(hello.profile.platform, hello.profile.capability.architecture) for hello in hellos]
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None:
+        first, second = hellos[0].profile, hellos[other].profile
+        raise Refusal(
+            f"rank 0 has {first.name} ({' '.join(kinds[0])}) and rank {other} has {second.name} "
+            f"({' '.join(kinds[other])}): one model is not spread over unlike devices; name devices of one kind by "
+            "--device, or serve on one by --tensor-parallel 1"
+        )
 
 
 def count_blocks(
@@ -179,10 +209,10 @@ def _check_weights(
     asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile, room: Room, memory: MemoryFacts | None
 ) -> None:
     """Weights that cannot fit are refused before they are read."""
-    if model.weight_bytes <= room.spendable_bytes:
+    if model.loaded_bytes <= room.spendable_bytes:
         return
     story = (
-        f"the weights need {_gib(model.weight_bytes)} per device as {model.dtype}, {_gib(room.spendable_bytes)} are "
+        f"the weights need {_gib(model.loaded_bytes)} per device as {model.dtype}, {_gib(room.spendable_bytes)} are "
         f"available on {profile.name}"
     )
     if memory is not None:
@@ -190,104 +220,203 @@ def _check_weights(
             f" ({_gib(memory.total_bytes)} in all, {_gib(memory.free_bytes)} free{_holders(memory)}, "
             f"--memory-utilization {asked.memory_utilization:g})"
         )
-    ranks = asked.num_ranks * -(-model.weight_bytes * 5 // (room.spendable_bytes * 4)) if room.spendable_bytes else 0
+    ranks = _enough_ranks(asked, model, profile, room)
     cures = ["take a smaller model"]
     if model.dtype == "float32":
         cures.append("--dtype bfloat16 needs half")
-    if 1 < ranks <= 64:
-        cures.append(f"spread it over devices: --tensor-parallel {1 << (ranks - 1).bit_length()}")
+    if ranks is not None:
+        cures.append(f"spread it over devices: --tensor-parallel {ranks}")
     needed = _least_share(model, memory) if memory is not None else 1.0
     if needed < 0.99:
         cures.append(f"raise --memory-utilization to {needed:.2f}")
-    elif memory is not None and memory.total_bytes * asked.memory_utilization > model.weight_bytes:
+    elif memory is not None and memory.total_bytes * asked.memory_utilization > model.loaded_bytes:
         cures.append("end the programs that hold memory")
     raise Refusal(f"{story}; {', or '.join(cures)}")
+
+
+def _enough_ranks(asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile, room: Room) -> int | None:
+    """Ranks at which the weights leave a fifth of such devices, among those that divide the heads. A processor has no
+    second memory to spread over.
+    """
+    if profile.platform == "cpu":
+        return None
+    whole = model.loaded_bytes * asked.num_ranks
+    for ranks in range(asked.num_ranks + 1, MAX_RANKS + 1):
+        shares_kv = model.num_kv_heads % ranks == 0 or ranks % model.num_kv_heads == 0
+        divides = model.num_heads % ranks == 0 and shares_kv and model.intermediate_size % ranks == 0
+        if divides and whole * 5 <= room.spendable_bytes * 4 * ranks:
+            return ranks
+    return None
 
 
 def _least_share(model: ModelFacts, memory: MemoryFacts) -> float:
     """The share of memory at which the model starts, with a few short sequences; rounded up to a hundredth."""
     step = model.step_bytes(max_tokens=_TYPICAL_TOKENS, max_rows=_FEW_ROWS, max_blocks=_TYPICAL_TOKENS)
     cache = _FEW_ROWS * _TYPICAL_TOKENS * model.kv_bytes_per_token
-    needed = memory.total_bytes - memory.free_bytes + model.weight_bytes + 2 * (step + cache)
+    needed = memory.total_bytes - memory.free_bytes + model.loaded_bytes + 2 * (step + cache)
     return -(-100 * needed // memory.total_bytes) / 100
 
 
 def _check_wishes(
     asked: CoreConfiguration,
     model: ModelFacts,
+    profile: DeviceProfile,
     room: Room,
-    block_size: Decision,
-    max_num_seqs: Decision,
-    budget: Decision,
+    strategy: Decision,
+    sizes: Sizes,
+    memory: MemoryFacts | None,
 ) -> None:
-    """What the user asked of step and context must fit before weights are read; the text names the largest that does.
-
-    Only wishes can fail here: what is decided is decided so that it fits, or is made to fit after loading.
-    """
-    size, rows, tokens = int(block_size.value), int(max_num_seqs.value), int(budget.value)
-    length = asked.max_model_len or min(model.max_model_len, _TYPICAL_TOKENS)
-    num_blocks = -(-length // size)
-    cache = num_blocks * size * model.kv_bytes_per_token
-    row_bytes = model.step_bytes_per_row + 4 * num_blocks
-    left = int((room.spendable_bytes - model.weight_bytes) * _ESTIMATE_MARGIN)
-    step = tokens * model.step_bytes_per_token + rows * row_bytes
-    most_cache = left - step if room.kv_limit_bytes is None else min(left - step, room.kv_limit_bytes)
-    if cache <= most_cache:
+    """What the user asked of step and context must fit before weights are read; a text names the largest that does."""
+    need = _Need.of(asked, model, room, sizes)
+    if need.fits:
         return
-    if asked.max_batched_tokens is not None and left - cache >= rows * row_bytes + rows * model.step_bytes_per_token:
-        largest = (left - cache - rows * row_bytes) // model.step_bytes_per_token
-        raise Refusal(_wish("--max-batched-tokens", tokens, step, left - cache, f"a context of {length}", largest))
-    if asked.max_num_seqs is not None and left - cache - tokens * model.step_bytes_per_token >= row_bytes:
-        largest = (left - cache - tokens * model.step_bytes_per_token) // row_bytes
-        raise Refusal(_wish("--max-num-seqs", rows, step, left - cache, f"a context of {length}", largest))
-    if asked.max_model_len is not None:
-        largest = most_cache // (size * model.kv_bytes_per_token) * size
-        if largest >= size:
-            text = _wish("--max-model-len", length, cache, most_cache, f"{_gib(step)} of step buffers", largest)
-            limited = most_cache == room.kv_limit_bytes and cache <= left - step
-            raise Refusal(f"{text}, or --kv-memory-bytes {cache}" if limited else text)
+
+    def fits(name: str, value: int) -> bool:
+        changed = structs.replace(asked, **{name: value})
+        try:
+            return _Need.of(changed, model, room, _sizes(changed, model, profile, room, strategy)).fits
+        except Refusal:  # of sizes that contradict each other
+            return False
+
+    for name in ("max_batched_tokens", "max_num_seqs", "max_model_len"):
+        wish = getattr(asked, name)
+        largest = 0 if wish is None else _largest(lambda value, name=name: fits(name, value), wish)  # type: ignore[misc]
+        if largest:
+            raise Refusal(need.story(f"--{name.replace('_', '-')}", wish, largest))
+    if asked.kv_memory_bytes is not None and asked.kv_memory_bytes < need.cache <= need.left - need.step:
         raise Refusal(
-            f"a context of {length} tokens needs {_gib(cache)} of KV cache and none is left beside "
-            f"{_gib(model.weight_bytes)} of weights and {_gib(step)} of step buffers; take a smaller model, or lower "
-            "--max-batched-tokens and --max-num-seqs"
+            f"--kv-memory-bytes {asked.kv_memory_bytes} is less than the {need.cache} bytes of {need.length} "
+            f"tokens in blocks of {need.block_size}; start with --kv-memory-bytes {need.cache}"
+        )
+    wishes = [f"--{name.replace('_', '-')}" for name in _WISHES if getattr(asked, name) is not None]
+    cures = [f"leave {' and '.join(wishes)} out" if wishes else "take a smaller model"]
+    share = 1.0 if memory is None else _least_share(model, memory)
+    if asked.memory_utilization < share < 1.0:
+        cures.append(f"raise --memory-utilization from {asked.memory_utilization:g} to {share:.2f}")
+    raise Refusal(
+        f"{_gib(need.left)} are left by {_gib(model.loaded_bytes)} of weights, and {_gib(need.step + need.cache)} are "
+        f"needed for the buffers of a step and {need.length} tokens of KV cache; {', or '.join(cures)}"
+    )
+
+
+_WISHES = ("max_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
+
+
+def _largest(fits: Callable[[int], bool], wish: int) -> int:
+    """The largest value below a wish that fits, by halving; 0 where none does."""
+    low, high = 0, wish
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+class _Need(Struct, frozen=True, kw_only=True):
+    """Bytes of a step's buffers and of the least KV cache, against what the weights leave."""
+
+    length: int
+    block_size: int
+    step: int
+    cache: int
+    left: int
+    kv_limit: int | None
+
+    @staticmethod
+    def of(asked: CoreConfiguration, model: ModelFacts, room: Room, sizes: Sizes) -> "_Need":
+        size = sizes.num("block_size")
+        length = asked.max_model_len or min(model.max_model_len, size)
+        max_blocks = -(-sizes.num("max_model_len") // size)
+        return _Need(
+            length=length,
+            block_size=size,
+            step=model.step_bytes(
+                max_tokens=sizes.num("max_batched_tokens"), max_rows=sizes.num("max_num_seqs"), max_blocks=max_blocks
+            ),
+            cache=-(-length // size) * size * model.kv_bytes_per_token,
+            left=int((room.spendable_bytes - model.loaded_bytes) * _ESTIMATE_MARGIN),
+            kv_limit=room.kv_limit_bytes,
         )
 
+    @property
+    def most_cache(self) -> int:
+        return self.left - self.step if self.kv_limit is None else min(self.left - self.step, self.kv_limit)
 
-def _wish(flag: str, value: int, needed: int, available: int, beside: str, largest: int) -> str:
-    return (
-        f"{flag} {value} needs {_gib(needed)}, {_gib(max(available, 0))} are available beside the weights and "
-        f"{beside}; the largest that fits is {largest}: start with {flag} {largest}"
-    )
+    @property
+    def fits(self) -> bool:
+        return self.cache <= self.most_cache
+
+    def story(self, flag: str, wish: int, largest: int) -> str:
+        if flag == "--max-model-len":
+            needed, available, beside = self.cache, self.most_cache, f"{_gib(self.step)} of step buffers"
+        else:
+            needed, available, beside = self.step, self.left - self.cache, f"a context of {self.length}"
+        text = (
+            f"{flag} {wish} needs {_gib(needed)}, {_gib(max(available, 0))} are available beside the weights and "
+            f"{beside}; the largest that fits is {largest}: start with {flag} {largest}"
+        )
+        is_limited = self.kv_limit is not None and self.kv_limit < self.cache <= self.left - self.step
+        return f"{text}, or --kv-memory-bytes {self.cache}" if is_limited else text
 
 
 # sizes
 
 
-def _attention_strategy(asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile) -> Decision:
-    name, capability = "attention_strategy", profile.capability
+def _attention_strategy(
+    asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile, misfits: Mapping[AttentionStrategy, str]
+) -> Decision:
+    name = "attention_strategy"
     if asked.attention_strategy is not None:
-        return Decision(name=name, value=asked.attention_strategy, reason="as asked", overridden=True)
-    value, reason = _fitting_strategy(model, profile, capability)
+        misfit = misfits.get(AttentionStrategy(asked.attention_strategy))
+        reason = "as asked" if misfit is None else f"as asked, but the next that fits serves: {misfit}"
+        return Decision(name=name, value=asked.attention_strategy, reason=reason, overridden=True)
+    value, reason = _fitting_strategy(model, profile, misfits, asked.block_size)
     return Decision(name=name, value=value, reason=reason)
 
 
 def _fitting_strategy(
-    model: ModelFacts, profile: DeviceProfile, capability: DeviceCapability
+    model: ModelFacts, profile: DeviceProfile, misfits: Mapping[AttentionStrategy, str], block_size: int | None
 ) -> tuple[AttentionStrategy, str]:
+    capability = profile.capability
     if Feature.TRITON not in capability.features:
-        return AttentionStrategy.PLAIN, "no tiles are compiled for this device; its kernels walk the cache themselves"
+        return AttentionStrategy.PLAIN, f"the others need Triton, which {profile.name} does not have"
     shared = capability.shared_memory_per_block_bytes
-    sizes = f"{capability.num_multiprocessors or 'an unknown number of'} multiprocessors"
-    if shared is not None:
-        sizes += f" with {shared >> 10} KiB of shared memory a block"
-    row_bytes = model.head_dim * 2
-    if Feature.BULK_TENSOR_COPY in capability.features and row_bytes % 16 == 0:
+    sizes = _sizes_in_words(capability)
+    no_bulk = _why_no_bulk_copies(model, capability, misfits, block_size)
+    if no_bulk is None:
         return AttentionStrategy.BULK_COPY, f"the device copies whole tiles by itself; {sizes}"
     multiprocessors = capability.num_multiprocessors
     is_small = multiprocessors is not None and multiprocessors <= _SMALL_MULTIPROCESSORS
-    if is_small or (shared is not None and shared < _SMALL_BLOCK_BYTES):
-        return AttentionStrategy.LOW_OCCUPANCY, f"small tiles leave no multiprocessor idle; {sizes}"
-    return AttentionStrategy.TILED, f"no bulk copies, and room for large tiles; {sizes}"
+    is_small = is_small or (shared is not None and shared < _SMALL_BLOCK_BYTES)
+    small, large = AttentionStrategy.LOW_OCCUPANCY, AttentionStrategy.TILED
+    if small not in misfits and (is_small or large in misfits):
+        return small, f"small tiles leave no multiprocessor idle; {sizes}"
+    if large not in misfits:
+        return large, f"{no_bulk}, and there is room for large tiles; {sizes}"
+    return AttentionStrategy.PLAIN, f"no tiles fit: {misfits[large]}"
+
+
+def _sizes_in_words(capability: DeviceCapability) -> str:
+    count, shared = capability.num_multiprocessors, capability.shared_memory_per_block_bytes
+    known = [] if count is None else [f"{count} multiprocessors"]
+    known += [] if shared is None else [f"{shared >> 10} KiB of shared memory a block"]
+    return " with ".join(known) or "the device's sizes are not known"
+
+
+def _why_no_bulk_copies(
+    model: ModelFacts,
+    capability: DeviceCapability,
+    misfits: Mapping[AttentionStrategy, str],
+    block_size: int | None,
+) -> str | None:
+    if Feature.BULK_TENSOR_COPY not in capability.features:
+        return "no bulk copies"
+    if AttentionStrategy.BULK_COPY in misfits:
+        return f"no bulk copies ({misfits[AttentionStrategy.BULK_COPY]})"
+    if model.head_dim * 2 % 16:
+        return f"no bulk copies of heads of {model.head_dim}"
+    if block_size is not None and block_size < _LEAST_BULK_BLOCK:
+        return f"no bulk copies of --block-size {block_size}"
+    return None
 
 
 def _block_size(asked: CoreConfiguration, strategy: Decision) -> Decision:
@@ -326,7 +455,7 @@ def _max_num_seqs(asked: CoreConfiguration, model: ModelFacts, profile: DevicePr
 
 
 def _left(room: Room, model: ModelFacts) -> int:
-    return max(room.spendable_bytes - model.weight_bytes, 0)
+    return max(room.spendable_bytes - model.loaded_bytes, 0)
 
 
 def _step_share(room: Room, model: ModelFacts) -> int:
@@ -341,14 +470,15 @@ def _floor_power(value: int) -> int:
 
 def _useful_batch(model: ModelFacts, profile: DeviceProfile) -> tuple[int, str]:
     """Four times the batch at which a decode stops being bound by reading weights: attention still is."""
-    rate, bandwidth = profile.capability.rates.get(model.dtype), profile.bandwidth
+    dtype, rate = _rate(model, profile)
+    bandwidth = profile.bandwidth
     if rate is None or bandwidth is None:
-        return 1024, "decode is bound by memory bandwidth far beyond this (the device's rates are not known)"
+        return _UNKNOWN_SEQS, "as many as most devices gain by (rate or bandwidth of this one is not known)"
     item_bytes = 4 if model.dtype == "float32" else 2
     balanced = rate * 1e3 * item_bytes / (2 * bandwidth)
-    value = min(1024, max(64, _floor_power(round(4 * balanced))))
+    value = min(1024, max(64, _floor_power(max(round(4 * balanced), 1))))
     return value, (
-        f"{rate:g} TFLOP/s of {model.dtype} against {bandwidth:g} GB/s: reading weights bounds a decode up to "
+        f"{rate:g} TFLOP/s of {dtype} against {bandwidth:g} GB/s: reading weights bounds a decode up to "
         f"{balanced:.0f} sequences, and reading the KV cache beyond"
     )
 
@@ -389,13 +519,21 @@ def _max_batched_tokens(
     return Decision(name=name, value=str(value), reason=reason)
 
 
+def _rate(model: ModelFacts, profile: DeviceProfile) -> tuple[str, float | None]:
+    """Of the model's dtype; where that is not known, of the other dtype of sixteen bits, which is as fast."""
+    rates = profile.capability.rates
+    near = {"bfloat16": "float16", "float16": "bfloat16"}.get(model.dtype, model.dtype)
+    dtype = model.dtype if model.dtype in rates else near
+    return dtype, rates.get(dtype)
+
+
 def _full_step(model: ModelFacts, profile: DeviceProfile) -> tuple[int, str]:
-    rate = profile.capability.rates.get(model.dtype)
+    dtype, rate = _rate(model, profile)
     if rate is None or not model.num_parameters:
-        return 8192, "fills the device in prefill and bounds a step's time (the device's rates are not known)"
+        return _UNKNOWN_TOKENS, "fills most devices in prefill (the rate of this one is not known)"
     tokens = rate * 1e12 * _PREFILL_EFFICIENCY * _STEP_S / (2 * model.num_parameters)
     value = min(8192, max(512, _floor_power(max(int(tokens), 1))))
-    return value, f"{rate:g} TFLOP/s compute it in about {_STEP_S * value / tokens:.2g} s"
+    return value, f"{rate:g} TFLOP/s of {dtype} compute it in about {_STEP_S * value / tokens:.2g} s"
 
 
 def _max_chunk_tokens(asked: CoreConfiguration, budget: int) -> Decision:
@@ -422,13 +560,17 @@ def _graph_buckets(
         return (), Decision(name=name, value="any size", reason="one recording of launches serves every size")
     if asked.graph_buckets is not None:
         kept = tuple(sorted({size for size in asked.graph_buckets if size <= budget}))
-        return kept, Decision(name=name, value=_listed(kept), reason="as asked", overridden=True)
+        over = [size for size in asked.graph_buckets if size > budget]
+        reason = f"as asked, without those over a step's {budget} tokens" if over else "as asked"
+        return kept, Decision(name=name, value=_listed(kept), reason=reason, overridden=True)
     launch, replay = capability.launch_latency_us, capability.graph_launch_us
     if launch is not None and replay is not None and replay >= launch:
         reason = f"measured: a replayed launch takes {replay:g} us, a plain one {launch:g} us"
         return (), Decision(name=name, value="eager", reason=reason)
-    sizes = [1, 2, 4, *range(8, min(max_num_seqs, MAX_GRAPH_TOKENS) + 1, 8)]
+    most = min(max_num_seqs, MAX_GRAPH_TOKENS)
+    sizes = [1, 2, 4, *range(8, most + 1, 8)]
     kept = tuple(size for size in sizes if size <= 32 or (size % 16 == 0 and (size <= 128 or size % 32 == 0)))
+    kept = tuple(sorted({*(size for size in kept if size <= most), most}))
     reason = "decodes launch many small kernels; one graph for each number of sequences saves their launches"
     if launch is not None and replay is not None:
         reason = f"measured: a replayed launch takes {replay:g} us, a plain one {launch:g} us"

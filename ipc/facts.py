@@ -189,6 +189,11 @@ class DeviceHealth(Struct, frozen=True, kw_only=True):
     memory: MemoryFacts | None = None
 
 
+SPARE_ROWS = 8
+"""Rows of a step's buffers beyond the running sequences: of those that ended while a step was in flight."""
+_PACKING_DIVISOR = 200
+
+
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """What the engine must know of a model to plan for it. Bytes are per rank; KV bytes per token, over all layers.
 
@@ -215,7 +220,13 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
     def step_bytes(self, *, max_tokens: int, max_rows: int, max_blocks: int) -> int:
         """Bytes of the buffers of a step of so many tokens and rows, with block tables of so many blocks."""
-        return max_tokens * self.step_bytes_per_token + max_rows * (self.step_bytes_per_row + 4 * max_blocks)
+        rows = max_rows + SPARE_ROWS
+        return max_tokens * self.step_bytes_per_token + rows * (self.step_bytes_per_row + 4 * max_blocks)
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Weights with what loading adds: tables of rotary positions, padding, packing. An estimate."""
+        return self.weight_bytes + self.weight_bytes // _PACKING_DIVISOR
 
 
 class Decision(Struct, frozen=True, kw_only=True):

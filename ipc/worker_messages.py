@@ -46,7 +46,8 @@ class WorkerHello(Message, frozen=True, tag="worker_hello"):
     """A worker's facts. `settled` and `num_blocks` are set when it already holds weights and a KV cache.
 
     `memory` is the device's as the worker found it; `spendable_bytes` is what the worker may take of it in all, and
-    `kv_limit_bytes` a bound on the KV cache's part.
+    `kv_limit_bytes` a bound on the KV cache's part. `strategy_misfits` says of attention strategies why nothing here
+    follows them for this model.
     """
 
     rank: int
@@ -60,6 +61,7 @@ class WorkerHello(Message, frozen=True, tag="worker_hello"):
     memory: MemoryFacts | None = None
     spendable_bytes: int | None = None
     kv_limit_bytes: int | None = None
+    strategy_misfits: dict[AttentionStrategy, str] = {}
 
 
 class Negotiated(Message, frozen=True, tag="negotiated"):

@@ -16,8 +16,6 @@ from ..memory.memory_plan import plan_memory, plan_spending, shared_limit
 from .contract import LoadFacts, OnFraction, Spending
 from .progress import Progress
 
-_SPARE_BYTES_SHARE = 0.005  # of the weights: norms, tables of rotary positions, what packing adds
-
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWishes:
@@ -38,6 +36,7 @@ class DeclaredEngine:
         memory: MemoryFacts,
         wishes: MemoryWishes,
         resolve: Callable[[Settled], tuple[Resolution, ...]],
+        num_sharing: int = 1,
     ) -> None:
         self.profile = profile
         self.model = model
@@ -50,12 +49,14 @@ class DeclaredEngine:
             memory,
             utilization=wishes.utilization,
             kv_memory_bytes=wishes.kv_memory_bytes,
-            shared_limit_bytes=shared_limit(profile, memory.total_bytes),
+            shared_limit_bytes=shared_limit(profile, memory.total_bytes, num_sharing),
+            num_sharing=num_sharing,
         )
+        self._num_sharing = num_sharing
 
     def load(self, settled: Settled, on_fraction: OnFraction) -> LoadFacts:
         """The choices and sizes that loading would come to."""
-        weight_bytes = int(self.model.weight_bytes * (1 + _SPARE_BYTES_SHARE))
+        weight_bytes = self.model.loaded_bytes
         max_blocks = -(-settled.max_model_len // settled.block_size)
         activation_bytes = self.model.step_bytes(
             max_tokens=settled.max_batched_tokens, max_rows=settled.max_num_seqs, max_blocks=max_blocks
@@ -72,7 +73,8 @@ class DeclaredEngine:
             activation_bytes=activation_bytes,
             utilization=self._wishes.utilization,
             kv_memory_bytes=self._wishes.kv_memory_bytes,
-            shared_limit_bytes=shared_limit(self.profile, memory.total_bytes),
+            shared_limit_bytes=shared_limit(self.profile, memory.total_bytes, self._num_sharing),
+            share_bytes=self.spending.spendable_bytes if self.spending and self._num_sharing > 1 else None,
         )
         return LoadFacts(
             resolutions=self._resolve(settled),

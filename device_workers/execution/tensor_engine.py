@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, Feature, ModelFacts, Resolution
+from ...ipc.facts import SPARE_ROWS, Decision, DeviceHealth, DeviceProfile, Feature, ModelFacts, Resolution
 from ...ipc.plan import ResultFlag, StepPlan, StepResult, TokenMasks, WorkFlag, hash_tokens
 from ...ipc.worker_messages import Settled
 from ...kernels.implementation import Communicator, Services
@@ -40,7 +40,6 @@ from .row_table import RowTable
 from .sampler import Logprobs, Sampled, Sampler, SamplerKernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_SPARE_SEQUENCES = 8
 
 log = logging.getLogger("trimaran.worker")
 
@@ -66,6 +65,7 @@ class EngineParts:
     enforce_eager: bool
     graph_refusal: str | None
     on_kernels: Callable[[tuple[Resolution, ...]], None]
+    num_sharing: int = 1
 
 
 class TensorEngine:
@@ -81,7 +81,8 @@ class TensorEngine:
             memory,
             utilization=parts.memory_utilization,
             kv_memory_bytes=parts.kv_memory_bytes,
-            shared_limit_bytes=shared_limit(parts.profile, memory.total_bytes),
+            shared_limit_bytes=shared_limit(parts.profile, memory.total_bytes, parts.num_sharing),
+            num_sharing=parts.num_sharing,
         )
         self.progress = Progress()
         self._device = parts.backend.torch_device
@@ -131,7 +132,7 @@ class TensorEngine:
         reader = WeightReader(parts.config, parts.shard, source, kernels.linear, dtype, self._device)
         weights = reader.read()
         self._weight_bytes = weights.num_bytes
-        max_sequences = settled.max_num_seqs + _SPARE_SEQUENCES
+        max_sequences = settled.max_num_seqs + SPARE_ROWS
         self._activations = Activations(
             parts.config,
             parts.shard,
@@ -177,7 +178,8 @@ class TensorEngine:
             activation_bytes=self._activations.num_bytes + self._builder.num_bytes,
             utilization=parts.memory_utilization,
             kv_memory_bytes=parts.kv_memory_bytes,
-            shared_limit_bytes=shared_limit(self.profile, memory.total_bytes),
+            shared_limit_bytes=shared_limit(self.profile, memory.total_bytes, parts.num_sharing),
+            share_bytes=self.spending.spendable_bytes if self.spending and parts.num_sharing > 1 else None,
         )
 
     @torch.inference_mode()

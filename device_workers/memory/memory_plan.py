@@ -25,7 +25,7 @@ class MemoryPlan:
     decision: Decision
 
 
-def shared_limit(profile: DeviceProfile, total_bytes: int) -> int | None:
+def shared_limit(profile: DeviceProfile, total_bytes: int, num_sharing: int = 1) -> int | None:
     """The most that a KV cache takes unasked where the device's memory is the host's; None: as much as there is.
 
     A server's accelerator on a board with its host (such as an MI300A) is there for nothing else.
@@ -33,19 +33,27 @@ def shared_limit(profile: DeviceProfile, total_bytes: int) -> int | None:
     if not profile.memory_is_shared:
         return None
     if profile.platform == "cpu":
-        return SHARED_MEMORY_KV_LIMIT_BYTES
+        return SHARED_MEMORY_KV_LIMIT_BYTES // num_sharing
     if profile.is_integrated or profile.platform == "metal":
         return max(SHARED_MEMORY_KV_LIMIT_BYTES, total_bytes // _SHARED_MEMORY_DIVISOR)
     return None
 
 
 def plan_spending(
-    memory: MemoryFacts, *, utilization: float, kv_memory_bytes: int | None, shared_limit_bytes: int | None
+    memory: MemoryFacts,
+    *,
+    utilization: float,
+    kv_memory_bytes: int | None,
+    shared_limit_bytes: int | None,
+    num_sharing: int = 1,
 ) -> Spending:
-    """What may be allocated in all, from memory as it is now. An asked KV size bounds the cache, not the rest."""
+    """What may be allocated in all, from memory as it is now. An asked KV size bounds the cache, not the rest.
+
+    `num_sharing` ranks on one device, as on a processor, have an equal part each.
+    """
     limit = shared_limit_bytes if kv_memory_bytes is None else kv_memory_bytes
     spendable = int(memory.total_bytes * utilization) - (memory.total_bytes - available_bytes(memory))
-    return Spending(memory=memory, spendable_bytes=max(spendable, 0), kv_limit_bytes=limit)
+    return Spending(memory=memory, spendable_bytes=max(spendable, 0) // num_sharing, kv_limit_bytes=limit)
 
 
 def plan_memory(
@@ -56,16 +64,20 @@ def plan_memory(
     utilization: float,
     kv_memory_bytes: int | None,
     shared_limit_bytes: int | None,
+    share_bytes: int | None = None,
 ) -> MemoryPlan:
     """The KV budget from what is left once weights and step buffers are allocated.
 
     `memory` is of this moment: what neighbours took or gave back before plays no part. An asked size is taken as it is,
-    or refused where it cannot be had.
+    or refused where it cannot be had. `share_bytes`, of before anyone loaded, bounds a rank whose neighbours on the
+    same device may not have taken theirs yet.
     """
     spending = plan_spending(
         memory, utilization=utilization, kv_memory_bytes=kv_memory_bytes, shared_limit_bytes=shared_limit_bytes
     )
     left, limit = spending.spendable_bytes, spending.kv_limit_bytes
+    if share_bytes is not None:
+        left = max(min(left, share_bytes - weight_bytes - activation_bytes), 0)
     used = _mib(memory.total_bytes - available_bytes(memory))
     reason = f"{utilization:.0%} of {_mib(memory.total_bytes)} less {used} in use"
     is_limited = limit is not None and limit < left

@@ -223,15 +223,15 @@ HARDWARE_BREAKS = (
     Break(
         "A10: small devices get large tiles",
         SETTLE,
-        "    if is_small or (shared is not None and shared < _SMALL_BLOCK_BYTES):\n",
-        "    if False:\n",
+        "    is_small = multiprocessors is not None and multiprocessors <= _SMALL_MULTIPROCESSORS\n",
+        "    is_small = False\n",
         NEGOTIATION,
     ),
     Break(
         "A10: bulk copies are not negotiated",
         SETTLE,
-        "    if Feature.BULK_TENSOR_COPY in capability.features and row_bytes % 16 == 0:\n",
-        "    if False:\n",
+        "    if Feature.BULK_TENSOR_COPY not in capability.features:\n",
+        "    if True:\n",
         NEGOTIATION,
     ),
     # A12: live refresh

@@ -126,3 +126,24 @@ def test_refusals_end_with_the_cure(arguments: tuple[str, ...], expected: str) -
     if done is None:
         done = explained("qwen3-0.6b", arguments[1])
     assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
+
+
+def test_bulk_copies_are_not_planned_where_no_kernel_makes_them() -> None:
+    """sm_120 has the hardware, and the kernel is not offered there."""
+    plan = json.loads(explained("qwen3-0.6b", "blackwell_sm120", "--json").stdout)
+    chosen = {found["name"]: found["value"] for found in plan["decisions"]}
+    attention = next(found for found in plan["kernels"] if found["kernel"] == "paged_attention")
+    assert chosen["attention_strategy"] == "tiled" and chosen["block_size"] == "16"
+    assert attention["chosen"] == "triton_paged_attention_tiled"
+    assert "not offered on sm_120" in _reason(plan, "attention_strategy")
+
+
+def test_ranks_that_share_a_processor_share_its_memory() -> None:
+    """Two ranks on one processor have half of its memory each: what fits one does not fit twice."""
+    alone = json.loads(explained("llama-3.1-8b", "./amx_server.yaml", "--json").stdout)
+    both = json.loads(explained("llama-3.1-8b", "./amx_server.yaml", "--tensor-parallel", "2", "--json").stdout)
+    assert 2 * both["memory"]["kv_cache"] <= alone["memory"]["kv_cache"]
+    total = alone["devices"][0]["memory_bytes"]
+    assert 2 * sum(both["memory"].values()) <= 0.9 * total
+    tight = explained("llama-3.1-8b", "./amx_server.yaml", "--tensor-parallel", "2", "--memory-utilization", "0.2")
+    assert tight.returncode == 2 and "the weights need 7.5" in tight.stderr and "6.40 GiB are available" in tight.stderr

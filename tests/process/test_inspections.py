@@ -163,7 +163,7 @@ class TestDoctor:
         done = trimaran("doctor", str(SHAPES / "llama-3.1-8b"), "--json", "--cache-dir", cache, *options)
         verdict = judged(done)["model"]
         assert done.returncode == 2 and verdict["level"] == "fail"
-        assert "the weights need 14.96 GiB" in verdict["text"] and verdict["cure"]
+        assert "the weights need 15.03 GiB" in verdict["text"] and verdict["cure"]
 
     def test_the_text_ends_with_a_summary(self, cache: str) -> None:
         done = trimaran("doctor", "--cache-dir", cache)

@@ -268,3 +268,60 @@ def test_more_blocks_than_fit_are_refused_with_the_largest_that_do() -> None:
     with pytest.raises(Refusal, match=rf"--num-blocks {fits + 1} needs .* GiB.*start with --num-blocks {fits}$"):
         count_blocks(replace(ASKED, num_blocks=fits + 1), settled, [found])
     assert count_blocks(replace(ASKED, num_blocks=fits), settled, [found])[0] == fits
+
+
+def test_a_strategy_that_nothing_follows_here_is_not_chosen() -> None:
+    """Nor is the block size that it alone would want."""
+    told = replace(hello(LARGE), strategy_misfits={AttentionStrategy.BULK_COPY: "not offered on sm_90: a reason"})
+    settled = settle(ASKED, [told])
+    assert settled.attention_strategy is AttentionStrategy.TILED and settled.block_size == 16
+    assert "not offered on sm_90: a reason" in _reason(settled, "attention_strategy")
+    asked = settle(replace(ASKED, attention_strategy=AttentionStrategy.BULK_COPY), [told])
+    assert "the next that fits serves" in _reason(asked, "attention_strategy")
+    small_blocks = settle(replace(ASKED, block_size=8), [hello(LARGE)])
+    assert small_blocks.attention_strategy is AttentionStrategy.TILED
+
+
+def _reason(settled: Settled, name: str) -> str:
+    return next(decision.reason for decision in settled.decisions if decision.name == name)
+
+
+def test_the_other_half_precision_stands_in_for_an_unknown_rate() -> None:
+    rates = replace(SMALL.capability, rates={"float16": 60.0})
+    settled = settle(ASKED, [hello(replace(SMALL, capability=rates))])
+    assert settled.max_batched_tokens == settle(ASKED, [hello(SMALL)]).max_batched_tokens
+    assert "60 TFLOP/s of float16" in _reason(settled, "max_batched_tokens")
+    unknown = settle(ASKED, [hello(replace(SMALL, capability=replace(SMALL.capability, rates={})))])
+    assert unknown.max_batched_tokens == 2048 and "not known" in _reason(unknown, "max_batched_tokens")
+
+
+def test_a_very_slow_device_is_settled() -> None:
+    slow = replace(SMALL, bandwidth=5000.0, capability=replace(SMALL.capability, rates={"bfloat16": 0.01}))
+    assert settle(ASKED, [hello(slow)]).max_num_seqs == 64
+
+
+def test_one_model_is_not_spread_over_unlike_devices() -> None:
+    with pytest.raises(Refusal, match=r"rank 1 has a laptop's card \(cuda sm_89\).*--tensor-parallel 1"):
+        settle(replace(ASKED, num_ranks=2), [hello(LARGE), hello(SMALL, rank=1)])
+
+
+def test_graphs_that_no_step_can_use_are_told() -> None:
+    settled = settle(replace(ASKED, graph_buckets=(8, 100_000), max_batched_tokens=2048), [hello(LARGE)])
+    assert settled.graph_buckets == (8,) and "without those over a step's 2048" in _reason(settled, "graph_buckets")
+    for rows in (1, 3, 7, 100):
+        buckets = settle(replace(ASKED, max_num_seqs=rows, max_batched_tokens=rows), [hello(LARGE)]).graph_buckets
+        assert buckets[-1] == rows
+
+
+def test_a_cache_below_one_block_is_refused_before_weights_are_read() -> None:
+    with pytest.raises(Refusal, match=r"--kv-memory-bytes 1000 is less.*start with --kv-memory-bytes (\d+)"):
+        settle(replace(ASKED, kv_memory_bytes=1000), [replace(hello(SMALL), kv_limit_bytes=1000)])
+
+
+def test_the_ranks_that_are_named_divide_the_model() -> None:
+    odd = replace(MODEL, num_heads=9, num_kv_heads=3, intermediate_size=1536)
+    with pytest.raises(Refusal, match="--tensor-parallel 3"):
+        settle(ASKED, [hello(replace(SMALL, memory_bytes=GIB), model=odd)])
+    with pytest.raises(Refusal) as refused:
+        settle(ASKED, [hello(replace(SMALL, memory_bytes=GIB, platform="cpu"), model=odd)])
+    assert "--tensor-parallel" not in str(refused.value)
