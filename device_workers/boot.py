@@ -122,17 +122,22 @@ class SettledDevice:
 
 def _declared_device(device_config: str, forced: str | None, num_ranks: int) -> SettledDevice:
     profile, decision = declare_profile(device_config)
+    profile = with_software(profile)
     if forced not in (None, profile.platform):
         raise Refusal(
             f"--device-config {device_config} declares a device of the {profile.platform} platform, and --platform "
             f"asks for {forced}; leave one of them out"
         )
-    software = {platform.name: platform.software_features for platform in platforms()}
-    features = profile.capability.features | software.get(profile.platform, frozenset())
-    profile = replace(profile, capability=replace(profile.capability, features=features))
     platform = Decision(name="platform", value=profile.platform, reason="declared by --device-config", overridden=True)
     num_sharing = num_ranks if profile.platform == "cpu" else 1
     return SettledDevice(platform=None, profile=profile, decisions=(platform, decision), num_sharing=num_sharing)
+
+
+def with_software(profile: DeviceProfile) -> DeviceProfile:
+    """A declared device with what an installation for its platform brings: a compiler, Triton."""
+    software = {platform.name: platform.software_features for platform in platforms()}
+    features = profile.capability.features | software.get(profile.platform, frozenset())
+    return replace(profile, capability=replace(profile.capability, features=features))
 
 
 def settle_device(

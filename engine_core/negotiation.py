@@ -446,6 +446,8 @@ def _max_num_seqs(asked: CoreConfiguration, model: ModelFacts, profile: DevicePr
         if _floor_power(max(held, 8)) < value:
             value = _floor_power(max(held, 8))
             reason = f"the KV cache holds about {held} sequences of {_TYPICAL_TOKENS} tokens"
+            if held < 8:
+                reason = f"the KV cache holds fewer than 8 sequences of {_TYPICAL_TOKENS} tokens; short ones fit"
         if value * model.step_bytes_per_row > _step_share(room, model):
             value = _floor_power(max(_step_share(room, model) // model.step_bytes_per_row, 1))
             reason = f"their logits take {_gib(value * model.step_bytes_per_row)} of the memory left by the weights"
@@ -620,4 +622,7 @@ def _holders(memory: MemoryFacts) -> str:
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB"
+    """In GiB, or in the unit that leaves something to read."""
+    if abs(num_bytes) * 100 >= _GIB:
+        return f"{num_bytes / _GIB:.2f} GiB"
+    return f"{num_bytes / (1 << 20):.2f} MiB" if abs(num_bytes) >= 1 << 20 else f"{num_bytes / (1 << 10):.1f} KiB"

@@ -8,7 +8,7 @@ from ...ipc.inspection import ImplementationSeen
 from ...kernels.implementation import Implementation, KernelMetadata, Services
 from ...kernels.registry import KernelChoices, Registry
 from ...kernels.verification import compare
-from ..boot import detect_platform, make_registry, settle_device
+from ..boot import detect_platform, make_registry, settle_device, with_software
 from ..inspection import Look
 from ..profiles.declared import architecture_profile
 from ..profiles.packaged import packaged_names, read_packaged
@@ -38,7 +38,7 @@ def show_matrix(look: Look) -> None:
     registry = make_registry(look.worker, look.say)
     choices = _choices(look, registry)
     for name in packaged_names():
-        profile = architecture_profile(read_packaged(name))
+        profile = with_software(architecture_profile(read_packaged(name)))
         problem = sample_problem(profile)
         for kernel in registry.kernels:
             resolution = registry.resolve(kernel, profile, problem, choices)

@@ -269,10 +269,14 @@ def _kernels_table(seen: Sequence[ImplementationSeen]) -> Table:
 
 
 def _matrix_table(seen: Sequence[ImplementationSeen]) -> Table:
-    devices = list(dict.fromkeys(found.device for found in seen))
-    names = list(dict.fromkeys(found.kernel for found in seen))
-    chosen = {(found.device, found.kernel): found.implementation for found in seen}
-    table = Table("What serves each kernel", ("device", *names))
-    for device in devices:
-        table.row(device, *(chosen[device, name] for name in names))
+    """Devices by what serves them: a column for each kernel or device would fit no terminal."""
+    table = Table("What serves each kernel", ("kernel", "implementation", "devices"))
+    devices: dict[tuple[str, str], list[str]] = {}
+    for found in seen:
+        devices.setdefault((found.kernel, found.implementation), []).append(found.device)
+    kernels = list(dict.fromkeys(found.kernel for found in seen))
+    for kernel in kernels:
+        rows = [(name, served) for (of, name), served in devices.items() if of == kernel]
+        for number, (name, served) in enumerate(rows):
+            table.row("" if number else kernel, name, ", ".join(served))
     return table

@@ -68,7 +68,7 @@ def _print_rich(tables: Sequence[Table]) -> None:
     for table in tables:
         drawn = rich.table.Table(title=table.title, title_justify="left", box=rich.box.SIMPLE_HEAD)
         for name in table.columns:
-            drawn.add_column(name)
+            drawn.add_column(name, overflow="fold")
         for row in table.rows:
             drawn.add_row(*(rich.text.Text(cell, style=_STYLES.get(cell, "")) for cell in row))
         console.print(drawn)

@@ -4,7 +4,11 @@ from api_breaks import API_BREAKS
 from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
+<<<<<<< HEAD
 from hardware_breaks import HARDWARE_BREAKS
+=======
+from hardware_review_breaks import HARDWARE_REVIEW_BREAKS
+>>>>>>> review
 from numerics_breaks import NUMERICS_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
@@ -85,6 +89,7 @@ BREAKS = (
         "return False",
         SCHEDULING,
     ),
+    *HARDWARE_REVIEW_BREAKS,
     *FRONTEND_BREAKS,
     *API_BREAKS,
     *FAULT_BREAKS,

@@ -168,6 +168,14 @@ def test_names_of_kernels_choose_rows_wherever_json_stands() -> None:
         assert seen and {found["kernel"] for found in seen} == {"rms_norm"}
 
 
+def test_the_matrix_says_what_explain_says_and_fits_a_terminal() -> None:
+    seen = json.loads(run("kernels", "matrix", "--json", "rms_norm").stdout)
+    by_device = {found["device"]: found["implementation"] for found in seen}
+    assert by_device["x86_64_avx512"] == "cpp_rms_norm" and by_device["hopper"] == "triton_rms_norm"
+    lines = run("kernels", "matrix").stdout.splitlines()
+    assert max(map(len, lines)) < 132 and any("hopper" in line for line in lines)
+
+
 def test_every_group_that_may_be_asked_for_has_rings() -> None:
     os.close(create_ring(num_slots=2, slot_bytes=4096, num_readers=MAX_RANKS, generation=1))
 
