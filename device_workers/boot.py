@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from ..kernels.catalog import CATALOG
 from ..kernels.implementation import Implementation, Services
 from ..kernels.registry import KernelChoices, Registry
 from ..kernels.verification import VerdictCache, Verifier
+from .affinity import stay_near
 from .dtype_choice import DtypeMeasurements, candidates, check_dtype, choose_dtype, lacks, measure
 from .execution.contract import StepEngine
 from .execution.declared_engine import DeclaredEngine, MemoryWishes
@@ -214,6 +216,7 @@ def open_engine(
     on_phase("device")
     platform = described.platform
     assert platform is not None, "a declared device cannot be opened"
+    described = dataclass_replace(described, decisions=(*described.decisions, *stay_near(described.profile)))
     cache_dir = Path(configuration.cache_directory)
     backend = platform.open(described.profile.index, num_threads=described.num_threads, cache_dir=cache_dir, warn=warn)
     if not platform.computes:

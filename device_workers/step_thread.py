@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from ..ipc.conditions import DeviceFault, StepFailed
+from ..ipc.conditions import DeviceFault, Refusal, StepFailed
 from ..ipc.configuration import WorkerConfiguration
 from ..ipc.facts import AttentionStrategy, Phase, Resolution
 from ..ipc.plan import StepPlan, TokenMasks, WorkFlag
@@ -32,6 +32,7 @@ from ..ipc.worker_messages import (
     WorkerHello,
     WorkerReady,
 )
+from ..kernels.registry import Registry
 from .boot import describe, open_engine, strategy_misfits
 from .execution.contract import LoadFacts, StepEngine
 from .rings import WorkerRings
@@ -111,12 +112,17 @@ class StepThread:
         self._loaded: LoadFacts | None = None
         self._misfits: dict[AttentionStrategy, str] = {}
         self._memory: dict[str, int] = {}
+        self._resolutions: tuple[Resolution, ...] = ()
+        self._registry: Registry | None = None
 
     def deliver(self, message: Inbox) -> None:
         self._inbox.put(message)
 
     def stop(self) -> None:
+        """A kernel that is being compiled cannot be interrupted; the process ends with it."""
         self._stop.set()
+        if self._registry is not None:
+            self._registry.interrupt()
 
     def run(self) -> None:
         """Ends by `stop`, or with what went wrong."""
@@ -143,6 +149,7 @@ class StepThread:
         self._begin_phase("process", process_began_s())
         self._begin_phase("detect")
         described = describe(self._configuration, self._outlets.warn)
+        self._registry = described.registry
         engine = open_engine(
             self._configuration, described, self._outlets.warn, self._begin_phase, self._kernels_changed
         )
@@ -151,6 +158,7 @@ class StepThread:
         return engine
 
     def _kernels_changed(self, resolutions: tuple[Resolution, ...]) -> None:
+        self._resolutions = resolutions
         rank, generation = self._configuration.rank, self._generation
         self._send(KernelsChanged(rank=rank, generation=generation, resolutions=resolutions))
 
@@ -187,6 +195,7 @@ class StepThread:
     def _load(self, settled: Settled) -> None:
         self._settled = settled
         self._loaded = self._engine.load(settled, self._on_fraction)
+        self._resolutions = self._loaded.resolutions
         self._end_phase()
 
     def _loaded_now(self) -> Loaded:
@@ -209,18 +218,20 @@ class StepThread:
         self._begin_phase("kv cache")
         self._engine.allocate(num_blocks)
         self._begin_phase("warm-up")
-        self._memory = self._engine.warm_up()
+        try:
+            self._memory = self._engine.warm_up()
+        except StepFailed as error:  # it would fail at every start
+            raise Refusal(str(error)) from error
         self._end_phase()
         self._num_blocks = num_blocks
         gc.collect()
         gc.freeze()
 
     def _ready_now(self) -> WorkerReady:
-        assert self._loaded is not None
         return WorkerReady(
             rank=self._configuration.rank,
             generation=self._generation,
-            resolutions=self._loaded.resolutions,
+            resolutions=self._resolutions,
             decisions=self._engine.decisions,
             memory=self._memory,
             phases=tuple(self._phases),

@@ -6,13 +6,56 @@ line for the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 from ..ipc.facts import DeviceHealth
 
 CLOCK_CHANGE = 0.2  # of the highest seen
 HOT, COOLER = 90.0, 85.0  # degrees C: a line on the way up, and one on the way down
 MEMORY_CHANGE_BYTES = 1 << 30  # that others took or gave back
+
+
+class DeviceWatch:
+    """The thread. A driver may take its time to answer, or never do it: nobody waits for it, and the process ends
+    without it. `tell` gets each reading, None for one that failed, and what is worth a line in the log.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], DeviceHealth],
+        interval_s: float,
+        tell: Callable[[DeviceHealth | None, list[str]], None],
+    ) -> None:
+        self._read, self._interval_s, self._tell = read, interval_s, tell
+        self._watcher = Watcher()
+        self._failure = ""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="device watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait for a reading that is under way; what that finds is told to nobody."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            reading = self._reading()
+            if not self._stopped.is_set():
+                self._tell(*reading)
+            self._stopped.wait(self._interval_s)
+
+    def _reading(self) -> tuple[DeviceHealth | None, list[str]]:
+        try:
+            health = self._read()
+        except Exception as error:  # whatever a driver or another package's platform raises
+            known, self._failure = self._failure, f"{type(error).__name__}: {error}"
+            return None, [] if known else [f"health cannot be read: {self._failure}"]
+        again = ["health can be read again"] if self._failure else []
+        self._failure = ""
+        return health, again + self._watcher.changes(health)
 
 
 class Watcher:

@@ -24,7 +24,7 @@ from .execution.contract import StepEngine
 from .execution.progress import ProgressWatch
 from .platforms.host import resident_bytes
 from .step_thread import NewRings, Outlets, PlanBytes, StepThread
-from .watcher import Watcher
+from .watcher import DeviceWatch
 
 HEARTBEAT_S = 0.5
 _STOP_S = 2.0
@@ -44,6 +44,7 @@ class Worker(Actor):
         self._generation = configuration.generation
         self._engine: StepEngine | None = None
         self._health: DeviceHealth | None = None
+        self._device_watch: DeviceWatch | None = None
         self._context: zmq.Context[Any] = zmq.Context(1)
         self.exit_code = EXIT_DONE
 
@@ -62,10 +63,10 @@ class Worker(Actor):
         self._thread = threading.Thread(target=self._steps.run, name="steps", daemon=True)
         self._thread.start()
         self.start_task(self._beat(), "heartbeat")
-        if self._configuration.watch_interval_s > 0:
-            self.start_task(self._watch_device(), "watcher")
 
     async def close(self) -> None:
+        if self._device_watch is not None:
+            self._device_watch.stop()
         self._steps.stop()
         await asyncio.to_thread(self._thread.join, _STOP_S)
         await asyncio.sleep(0)
@@ -122,6 +123,16 @@ class Worker(Actor):
     def _know_engine(self, engine: StepEngine) -> None:
         self._engine = engine
         self._watch = ProgressWatch(engine.progress)
+        interval_s = self._configuration.watch_interval_s
+        if interval_s > 0:
+            self._device_watch = DeviceWatch(engine.health, interval_s, self._on_loop(self._know_health))
+            self._device_watch.start()
+
+    def _know_health(self, health: DeviceHealth | None, lines: list[str]) -> None:
+        self._health = health
+        for line in lines:
+            assert self._engine is not None
+            log.warning("%s: %s", self._engine.profile.name, line)
 
     def _change_generation(self, generation: int) -> None:
         self._generation = generation
@@ -135,16 +146,6 @@ class Worker(Actor):
             log.error("the step thread ended", exc_info=error)
             self._link.send(Fault(f"worker {self._configuration.rank}: {type(error).__name__}: {error}"))
         self.stop()
-
-    async def _watch_device(self) -> None:
-        """A reading at each interval, in a thread: a driver may take its time to answer."""
-        watcher = Watcher()
-        while True:
-            if self._engine is not None:
-                self._health = await asyncio.to_thread(self._engine.health)
-                for line in watcher.changes(self._health):
-                    log.warning("%s: %s", self._engine.profile.name, line)
-            await asyncio.sleep(self._configuration.watch_interval_s)
 
     async def _beat(self) -> None:
         while True:

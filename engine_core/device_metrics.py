@@ -67,6 +67,11 @@ def _health(health: Mapping[int, DeviceHealth]) -> list[MetricFamily]:
         _family("device_memory_bytes", "Device memory", memory),
         _family("device_throttled", "1 while the driver holds clocks down for this reason", throttled),
         _family(
+            "device_on_battery",
+            "1 while a battery feeds the machine",
+            _each({rank: found.on_battery for rank, found in health.items()}),
+        ),
+        _family(
             "device_errors",
             "Errors that the driver reports",
             [Sample({"rank": str(rank)}, float(len(found.errors))) for rank, found in health.items()],
@@ -89,7 +94,7 @@ def _kernels(resolutions: Mapping[int, Iterable[Resolution]]) -> list[MetricFami
 
 
 def _each(values: Mapping[int, float | None]) -> list[Sample]:
-    return [Sample({"rank": str(rank)}, value) for rank, value in values.items() if value is not None]
+    return [Sample({"rank": str(rank)}, float(value)) for rank, value in values.items() if value is not None]
 
 
 def _family(name: str, text: str, samples: list[Sample]) -> MetricFamily:

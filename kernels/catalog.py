@@ -204,7 +204,7 @@ def _plain_silu_and_mul(profile: DeviceProfile, problem: Problem, services: Serv
 def _plain_linear(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .reference.linear import ReferenceLinear
 
-    return ReferenceLinear()
+    return ReferenceLinear(services.device)
 
 
 def _plain_paged_attention(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:

@@ -18,8 +18,16 @@ class Memory(Protocol):
         """Why not to load it again; None when nothing is held against it."""
         ...
 
+    def known_failures(self, implementation: Implementation, profile: DeviceProfile) -> tuple[str, ...]:
+        """The same for any problem on this device."""
+        ...
+
     def begin(self, implementation: Implementation, profile: DeviceProfile, problem: Problem) -> None:
         """It is about to be loaded and run: should the process die of that, the next one shall know."""
+        ...
+
+    def interrupt(self) -> None:
+        """The process ends because it was told to: nothing is held against what it was loading."""
         ...
 
     def failed(
@@ -78,6 +86,15 @@ class Registry:
 
     def chain(self, kernel: str) -> Sequence[Implementation]:
         return self._chains[kernel]
+
+    def known_failures(self, implementation: Implementation, profile: DeviceProfile) -> tuple[str, ...]:
+        """Why earlier starts demoted it on this device."""
+        return () if self._memory is None else self._memory.known_failures(implementation, profile)
+
+    def interrupt(self) -> None:
+        """See Memory.interrupt; from any thread."""
+        if self._memory is not None:
+            self._memory.interrupt()
 
     def check(self, choices: KernelChoices) -> None:
         """Raise KernelChoiceRefused when a pin or a forbid names something that does not exist."""
@@ -231,7 +248,10 @@ def _rejection(
         return "forbidden by --without-kernel"
     if pin is not None and candidate.name != pin:
         return f"{pin} is pinned"
-    return candidate.misfit(profile, problem)
+    try:
+        return candidate.misfit(profile, problem)
+    except Exception as error:  # another package's match may raise anything: it is passed over
+        return f"its match failed: {failure_text(error)}"
 
 
 def _exhausted(

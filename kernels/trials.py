@@ -46,6 +46,16 @@ def _made(maker: Callable[[Problem, torch.Generator], Trial], problem: Problem, 
     return Trial(arguments=moved, written=trial.written, tolerance=trial.tolerance)
 
 
+def meddling(kernel: str, ours: Trial, reference: Trial) -> str | None:
+    """None when a call left alone what it must only read, to the bit; else what it changed."""
+    for index, (got, expected) in enumerate(zip(ours.arguments, reference.arguments, strict=True)):
+        if index in ours.written or not isinstance(got, torch.Tensor):
+            continue
+        if not torch.equal(*(tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (got, expected))):
+            return f"{kernel} changes its argument {index}, which is only there to be read"
+    return None
+
+
 def disagreement(kernel: str, ours: Trial, reference: Trial) -> str | None:
     """None when what two calls wrote agrees within the tolerance; else where and by how much it differs."""
     for index in ours.written:

@@ -5,11 +5,14 @@ Verdicts are cached by device, driver and the code of `kernels`. Torch-free to i
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -27,8 +30,8 @@ MAX_CRASHES = 2
 
 
 class VerdictCache:
-    """Verdicts by key in one small JSON file. A file that cannot be read or written costs one warning, never a
-    start.
+    """Verdicts by key in one small JSON file, which several processes share: what another one wrote is kept. A file
+    that cannot be read or written costs one warning, never a start.
     """
 
     def __init__(self, cache_dir: Path | None, warn: Callable[[str], None]) -> None:
@@ -39,28 +42,44 @@ class VerdictCache:
         self.num_hits = 0
 
     def get(self, key: str) -> str | None:
+        """As this process knows it: what others found out counts from the next start on."""
         verdict = self._verdicts.get(key)
         self.num_hits += verdict is not None
         return verdict
 
     def put(self, key: str, verdict: str) -> None:
-        self._verdicts = {**self._read(), **self._verdicts, key: verdict}
-        self._write()
+        self.change(key, lambda known: verdict)
 
-    def _write(self) -> None:
+    def drop(self, key: str) -> None:
+        """Forget what is known of the key."""
+        self.change(key, lambda known: None)
+
+    def starting_with(self, prefix: str) -> list[str]:
+        """Verdicts of all keys that begin so."""
+        return [verdict for key, verdict in self._verdicts.items() if key.startswith(prefix)]
+
+    def change(self, key: str, change: Callable[[str | None], str | None]) -> None:
+        """From what is known now, by whatever process, to what is known from now on; None is nothing."""
         if self._path is None:
+            self._take(key, change)
             return
         try:
-            write_atomically(self._path, json.dumps(self._verdicts, indent=1).encode())
+            with locked(self._path):
+                self._verdicts = self._read()
+                self._take(key, change)
+                write_atomically(self._path, json.dumps(self._verdicts, indent=1).encode())
         except OSError as error:
+            self._take(key, change)
             self._complain(
                 f"kernel verdicts cannot be kept in {self._path} ({error}): kernels are checked at each start"
             )
 
-    def drop(self, key: str) -> None:
-        """Forget what is known of the key."""
-        self._verdicts = {name: verdict for name, verdict in {**self._read(), **self._verdicts}.items() if name != key}
-        self._write()
+    def _take(self, key: str, change: Callable[[str | None], str | None]) -> None:
+        verdict = change(self._verdicts.get(key))
+        if verdict is None:
+            self._verdicts.pop(key, None)
+        else:
+            self._verdicts[key] = verdict
 
     def _read(self) -> dict[str, str]:
         if self._path is None:
@@ -77,6 +96,18 @@ class VerdictCache:
         if not self._warned:
             self._warned = True
             self._warn(text)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time changes the file. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -103,9 +134,35 @@ def code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def verdict_key(name: str, profile: DeviceProfile, problem: Problem) -> str:
-    parts = (name, profile.platform, profile.name, profile.driver, profile.runtime, code_hash(), repr(problem))
-    return f"{name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"
+@cache
+def package_stamp(package: str) -> str:
+    """Changes with any file of another top-level package: by names, sizes and times, because it may be large."""
+    module = sys.modules[package]
+    places = [Path(place) for place in getattr(module, "__path__", ())]
+    files = [file for place in places for file in sorted(place.rglob("*")) if "__pycache__" not in file.parts]
+    if not places and module.__file__ is not None:
+        files = [Path(module.__file__)]
+    stats = [(str(file), file.stat()) for file in files if file.is_file()]
+    return repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+
+
+def code_stamp(implementation: Implementation) -> str:
+    """Changes with our code, and with that of the package which an implementation comes from."""
+    loader = getattr(implementation, "loader", type(implementation))
+    package = getattr(loader, "__module__", "").split(".")[0]
+    if package not in sys.modules or package == __name__.split(".")[0]:
+        return code_hash()
+    return code_hash() + package_stamp(package)
+
+
+def verdict_prefix(implementation: Implementation, profile: DeviceProfile) -> str:
+    """Of the keys of all its verdicts on this device, with this driver and this code."""
+    parts = (profile.platform, profile.name, profile.driver, profile.runtime, code_stamp(implementation))
+    return f"{implementation.name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}-"
+
+
+def verdict_key(implementation: Implementation, profile: DeviceProfile, problem: Problem) -> str:
+    return verdict_prefix(implementation, profile) + hashlib.sha256(repr(problem).encode()).hexdigest()[:16]
 
 
 class Verifier:
@@ -118,6 +175,7 @@ class Verifier:
     def __init__(self, references: Mapping[str, Implementation], verdicts: VerdictCache) -> None:
         self._references = references
         self._verdicts = verdicts
+        self._tried: str | None = None
 
     def __call__(
         self,
@@ -130,33 +188,48 @@ class Verifier:
         reference = self._references[implementation.kernel]
         if reference.name == implementation.name:
             return None
-        key = verdict_key(implementation.name, profile, problem)
+        key = verdict_key(implementation, profile, problem)
         verdict = self._verdicts.get(key)
         if verdict is None or verdict.startswith(_TRYING):
             expected = reference.load(profile, problem, services)
-            verdict = compare(implementation.kernel, kernel, expected, problem, services.device) or AGREES
-            self._verdicts.put(key, verdict)
+            found = compare(implementation.kernel, kernel, expected, problem, services.device) or AGREES
+            self._verdicts.change(key, lambda known: known if known is not None and _is_failure(known) else found)
+            verdict = found
         return None if verdict == AGREES else verdict
 
     def known_failure(self, implementation: Implementation, profile: DeviceProfile, problem: Problem) -> str | None:
-        verdict = self._verdicts.get(verdict_key(implementation.name, profile, problem))
-        if verdict is None or verdict == AGREES:
-            return None
-        if not verdict.startswith(_TRYING):
-            return verdict
-        crashes = [mark for mark in verdict.removeprefix(_TRYING).split() if not _lives(mark)]
-        if len(crashes) < MAX_CRASHES:
-            return None
-        return f"the process died {len(crashes)} times while it was loaded or checked"
+        verdict = self._verdicts.get(verdict_key(implementation, profile, problem))
+        return None if verdict is None else _failure(verdict)
+
+    def known_failures(self, implementation: Implementation, profile: DeviceProfile) -> tuple[str, ...]:
+        verdicts = self._verdicts.starting_with(verdict_prefix(implementation, profile))
+        return tuple(sorted({reason for verdict in verdicts if (reason := _failure(verdict)) is not None}))
 
     def begin(self, implementation: Implementation, profile: DeviceProfile, problem: Problem) -> None:
         if self._is_reference(implementation):
             return
-        key = verdict_key(implementation.name, profile, problem)
-        verdict = self._verdicts.get(key)
-        if verdict is None or verdict.startswith(_TRYING):
-            before = (verdict or _TRYING).rstrip()
-            self._verdicts.put(key, f"{before} {_mark(os.getpid())}")
+        mark = _mark(os.getpid())
+
+        def marked(known: str | None) -> str | None:
+            if known is not None and (not known.startswith(_TRYING) or mark in known):
+                return known
+            return f"{known or _TRYING} {mark}"
+
+        self._tried = verdict_key(implementation, profile, problem)
+        self._verdicts.change(self._tried, marked)
+
+    def interrupt(self) -> None:
+        if self._tried is None:
+            return
+        mark = _mark(os.getpid())
+
+        def unmarked(known: str | None) -> str | None:
+            if known is None or not known.startswith(_TRYING):
+                return known
+            left = known.replace(f" {mark}", "")
+            return None if left == _TRYING else left
+
+        self._verdicts.change(self._tried, unmarked)
 
     def failed(
         self, implementation: Implementation, profile: DeviceProfile, problem: Problem, error: Exception | str
@@ -164,7 +237,7 @@ class Verifier:
         """Kept until the key changes, unless the machine was at fault and may be better the next time."""
         if self._is_reference(implementation):
             return
-        key = verdict_key(implementation.name, profile, problem)
+        key = verdict_key(implementation, profile, problem)
         if isinstance(error, Exception) and _is_passing(error):
             self._verdicts.drop(key)
         else:
@@ -172,6 +245,22 @@ class Verifier:
 
     def _is_reference(self, implementation: Implementation) -> bool:
         return self._references[implementation.kernel].name == implementation.name
+
+
+def _is_failure(verdict: str) -> bool:
+    return verdict != AGREES and not verdict.startswith(_TRYING)
+
+
+def _failure(verdict: str) -> str | None:
+    """In words; None for a verdict that lets it be tried."""
+    if verdict == AGREES:
+        return None
+    if not verdict.startswith(_TRYING):
+        return verdict
+    crashes = [mark for mark in verdict.removeprefix(_TRYING).split() if not _lives(mark)]
+    if len(crashes) < MAX_CRASHES:
+        return None
+    return f"the process died {len(crashes)} times while it was loaded or checked"
 
 
 def _is_passing(error: Exception) -> bool:
@@ -194,13 +283,13 @@ def _lives(mark: str) -> bool:
 
 def compare(name: str, kernel: Kernel, reference: Kernel, problem: Problem, device: str = "cpu") -> str | None:
     """Run both on the kernel's trials, on the device. None when they agree."""
-    from .trials import disagreement, make_trials
+    from .trials import disagreement, make_trials, meddling
 
     for ours in make_trials(name, problem, device):
         expected = ours.copy()
         run_trial(name, kernel, ours.arguments)
         run_trial(name, reference, expected.arguments)
-        reason = disagreement(name, ours, expected)
+        reason = disagreement(name, ours, expected) or meddling(name, ours, expected)
         if reason is not None:
             return reason
     return None

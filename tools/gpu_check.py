@@ -87,10 +87,11 @@ def commands(parts: Parts) -> None:
     parts.run("diagnose", [*COMMAND, "diagnose", "--output", str(parts.out / "measured.yaml")], limit_s=240)
 
 
-def serve(parts: Parts, model: Path) -> None:
+def serve(parts: Parts, model: Path, ranks: int) -> None:
     """Start, wait, two identical greedy completions, the engine's own account, stop."""
     log = (parts.out / "serve.txt").open("w")
     command = [*COMMAND, "serve", str(model), "--load-format", "dummy", "--port", str(PORT)]
+    command += ["--tensor-parallel", str(ranks)]
     began = time.monotonic()
     server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -143,6 +144,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", type=Path, help="folder with config.json and tokenizer.json")
+    parser.add_argument("--ranks", type=int, default=1, help="devices that the served model is split over")
     parser.add_argument("--parts", default="tests,suite,commands,serve")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -154,7 +156,7 @@ def main() -> int:
         "commands": lambda: commands(parts),
     }
     if arguments.model is not None:
-        run["serve"] = lambda: serve(parts, arguments.model)
+        run["serve"] = lambda: serve(parts, arguments.model, arguments.ranks)
     for name in arguments.parts.split(","):
         if name in run:
             run[name]()

@@ -6,6 +6,8 @@ test runs see no option and no hook of ours.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 
 PACKAGE = __name__.rpartition(".")[0]
@@ -18,7 +20,10 @@ def asks_for_the_suite(arguments: list[str]) -> bool:
     return any(name in argument for argument in arguments for name in wanted)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, object, object]:
+    """After everybody else, so that an option that others have already is seen."""
+    result = yield
     if asks_for_the_suite(args):
         early_config.pluginmanager.import_plugin(_PLUGIN)
+    return result

@@ -13,8 +13,8 @@ from ..platforms.plugins import plugin_kernels
 from ..profiles.settling import settle_profile
 
 _NEEDS = {"bfloat16": Feature.BF16, "float16": Feature.FP16}
-_ANY_FP8 = frozenset({"quantize_fp8"})
-_ANY_FP64 = frozenset({"sample"})
+_NEED_FP8 = frozenset({"quantize_fp8"})
+_NEED_FP64 = frozenset({"sample"})
 # (head size, query heads per group, key/value heads, block size, intermediate size, rotary size or 0 for all)
 _SHAPES = ((64, 3, 2, 16, 200, 0), (128, 1, 2, 32, 352, 0), (40, 4, 1, 8, 96, 0))
 _MORE_SHAPES = (
@@ -38,8 +38,18 @@ def implementations(platform: Platform, outcome: Found | Refused) -> list[Implem
         return []
     profile = judged_profile(platform, outcome)
     known = Registry(CATALOG).kernels
-    offered = (*plugin_kernels(known, lambda text: None), *CATALOG)
-    return [entry for entry in offered if any(True for _ in fitting(entry, profile, is_thorough=True))]
+    theirs = [entry for entry in plugin_kernels(known, _ignore) if _is_meant_for(entry, profile)]
+    ours = [entry for entry in CATALOG if any(True for _ in fitting(entry, profile, is_thorough=True))]
+    return [*theirs, *ours]
+
+
+def _is_meant_for(entry: Implementation, profile: DeviceProfile) -> bool:
+    """Another package's kernel is listed even if it fits no problem, so that nobody believes it was judged."""
+    return not entry.metadata.platforms or profile.platform in entry.metadata.platforms
+
+
+def _ignore(text: str) -> None:
+    """A clause of its own judges what packages offer."""
 
 
 def judged_profile(platform: Platform, found: Found) -> DeviceProfile:
@@ -50,9 +60,9 @@ def judged_profile(platform: Platform, found: Found) -> DeviceProfile:
 def fitting(implementation: Implementation, profile: DeviceProfile, *, is_thorough: bool) -> Iterator[Problem]:
     """The problems that it takes, on a device that has the dtypes."""
     features = profile.capability.features
-    if implementation.kernel in _ANY_FP8 and Feature.FP8_E4M3 not in features:
+    if implementation.kernel in _NEED_FP8 and Feature.FP8_E4M3 not in features:
         return
-    if implementation.kernel in _ANY_FP64 and Feature.FP64 not in features:
+    if implementation.kernel in _NEED_FP64 and Feature.FP64 not in features:
         return  # the engine draws on the host there
     for problem in problems(is_thorough=is_thorough):
         needed = _NEEDS.get(problem.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentError
 from collections.abc import Generator, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from .command_line import PACKAGE
 from .judgement import Violation, told
 from .version import SUITE_VERSION
 
+_PREFIX = "contract_suite_"
 _FOLDER = Path(__file__).resolve().parent
 _PLATFORM = pytest.StashKey[Platform]()
 _OUTCOME = pytest.StashKey["Found | Refused"]()
@@ -26,18 +28,31 @@ _DECLINED_BY = pytest.StashKey[dict[str, list[str]]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("Trimaran's contract suite")
-    group.addoption("--platform", metavar="NAME", help="the platform to judge, as `trimaran serve --platform` takes it")
-    group.addoption("--thorough", action="store_true", help="many more generated problems for every kernel")
+    _add(group, "platform", metavar="NAME", help="the platform to judge, as `trimaran serve --platform` takes it")
+    _add(group, "clause", metavar="NAME", action="append", default=[], help="judge this clause only; repeatable")
+    _add(group, "thorough", action="store_true", help="many more generated problems for every kernel")
+
+
+def _add(group: pytest.OptionGroup, name: str, **attributes: Any) -> None:
+    """Where another plug-in or conftest has an option of this name, ours is called --contract-NAME."""
+    try:
+        group.addoption(f"--{name}", dest=_PREFIX + name, **attributes)
+    except (ValueError, ArgumentError):
+        group.addoption(f"--contract-{name}", dest=_PREFIX + name, **attributes)
+
+
+def _option(config: pytest.Config, name: str) -> Any:
+    return config.getoption(_PREFIX + name)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "clause(name, needs): what a test of the suite judges, and what that needs")
-    asked = config.getoption("--platform")
+    asked = _option(config, "platform")
     offered = {platform.name: platform for platform in platforms()}
     if asked not in offered:
         known = ", ".join(offered)
         said = "no platform was named" if asked is None else f"there is no platform {asked}"
-        raise pytest.UsageError(f"{said}: --platform takes one of {known}")
+        raise pytest.UsageError(f"{said}: --platform (--contract-platform, where it is taken) takes one of {known}")
     config.stash[_PLATFORM] = offered[asked]
     config.stash[_OUTCOME] = _detected(offered[asked])
     config.stash[_PASSED_OVER] = {}
@@ -81,6 +96,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         offered = implementations(metafunc.config.stash[_PLATFORM], metafunc.config.stash[_OUTCOME])
         metafunc.parametrize("implementation", offered, ids=[entry.name for entry in offered])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = set(_option(config, "clause"))
+    ours = {item: _clause_of(item)[0] for item in items if _is_ours(item)}
+    unknown = sorted(wanted - set(ours.values()))
+    if unknown:
+        known = ", ".join(dict.fromkeys(ours.values()))
+        raise pytest.UsageError(f"there is no clause {', '.join(unknown)}: --clause takes one of {known}")
+    left_out = [item for item, name in ours.items() if wanted and name not in wanted]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -139,7 +167,7 @@ def subject(_live: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def is_thorough(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("--thorough"))
+    return bool(_option(request.config, "thorough"))
 
 
 # -- what is told

@@ -15,7 +15,8 @@ from ..streams.contract import Event, Stream, StreamPriority
 
 _WORK_S = 0.15
 _MOST_ROUNDS = 4096
-_SIZE = 768
+_SIZE = 1024
+"""Of the matrices of long work: enough that a fast device computes longer than the host takes to launch."""
 _POLL_S = 0.001
 WAIT_LIMIT_S = 60.0
 

@@ -140,10 +140,17 @@ def test_fewer_tokens_than_recorded(subject: Subject, recordable: Recordable) ->
 
 @clause("graph_capture.empty", Clause.GRAPH_CAPTURE)
 def test_nothing_is_not_recorded(subject: Subject, recordable: Recordable) -> None:
-    """A recording of nothing would replay as a success that computes nothing."""
-    with raises(NotSupported, "recording work that launches nothing"):
-        subject.backend.capture_graph(lambda: None)
+    """A recording of nothing would replay as a success that computes nothing. Some vendors' graphs cannot tell."""
+    try:
+        graph = subject.backend.capture_graph(lambda: None)
+    except NotSupported:
+        _check_usable(subject, recordable)
+        return
+    except Exception as error:
+        violated(f"recording work that launches nothing raised {told(error)}; the contract says NotSupported")
+    demand(graph.num_launches is None, f"work that launches nothing was recorded as {graph.num_launches} launches")
     _check_usable(subject, recordable)
+    pytest.skip("its recordings do not tell how much they hold, so that one of nothing cannot be refused")
 
 
 @clause("graph_capture.refusal", Clause.GRAPH_CAPTURE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ _NUM_TOKENS = 24
 _LOGPROB_LIMIT = 2e-4
 """Float32 on two devices, three layers deep."""
 _TIE = 1e-4
+_LEFT_BYTES = 1 << 20
 
 
 @clause("model.tokens")
@@ -46,13 +48,15 @@ def _compare(got: Continuation, right: Continuation) -> None:
 
 @clause("model.memory_returned", Clause.MEMORY_ACCOUNTING)
 def test_an_engine_that_is_gone_holds_nothing(platform: Platform, subject: Subject, tmp_path: Path) -> None:
-    import gc
-
-    gc.collect()
-    before = subject.held_bytes()
-    engine = start(platform.name, tmp_path / "device")
-    del engine
-    gc.collect()
-    left = subject.held_bytes() - before
-    demand(left <= 1 << 20, f"an engine was made and dropped, and {left} bytes are still held")
-    demand(bool(torch.isfinite(subject.read(subject.put(torch.ones(3)))).all()), "after it the device is not usable")
+    """Judged on the second one: the first leaves what the vendor's libraries keep for good."""
+    held = []
+    for _ in range(2):
+        engine = start(platform.name, tmp_path / "device")
+        del engine
+        gc.collect()
+        held.append(subject.held_bytes())
+    left = held[1] - held[0]
+    demand(
+        left <= _LEFT_BYTES, f"an engine was made and dropped, and {left} bytes more are held than after the last one"
+    )
+    demand(bool((subject.read(subject.put(torch.ones(3))) == 1).all()), "after it the device is not usable")

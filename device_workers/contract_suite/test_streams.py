@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from statistics import median
 
+import pytest
 import torch
 
 from ..platforms.contract import Clause, FenceScope
@@ -13,6 +13,9 @@ from .judgement import clause, demand
 from .subject import Subject, until_done
 
 _NUMBERS = 4096
+_LARGE, _CROWD = 4096, 20
+_WAITS, _ACTS = 0.1, 0.8
+"""Shares: of a crowd's time that a wait must be to be one; of a low stream's wait that a high one's may be."""
 
 
 def _both(subject: Subject) -> tuple[Stream, Stream]:
@@ -142,19 +145,35 @@ def test_streams_run_side_by_side(subject: Subject) -> None:
 
 @clause("streams.priorities_act", Clause.STREAM_PRIORITIES, Clause.CONCURRENT_STREAMS)
 def test_high_priority_goes_first(subject: Subject) -> None:
-    """Behind a crowd of work on a low stream, a high one is not slower than another low one."""
-    waits = {priority: median(_wait_s(subject, priority) for _ in range(5)) for priority in StreamPriority}
+    """Short work behind a crowd that fills the device: on a high stream it waits less than on a low one."""
+    large = torch.ones(_LARGE, _LARGE, device=subject.device)
+    crowd_s = min(_crowd_s(subject, large) for _ in range(3))
+    waits = {priority: min(_wait_s(subject, large, priority) for _ in range(7)) for priority in StreamPriority}
     high, low = waits[StreamPriority.HIGH], waits[StreamPriority.LOW]
-    text = f"a high stream waited {high * 1e3:.1f} ms behind low work and a low one {low * 1e3:.1f} ms"
-    demand(high <= 1.25 * low + 1e-3, f"{text}; decline {Clause.STREAM_PRIORITIES}")
+    if low < _WAITS * crowd_s:
+        pytest.skip("short work does not wait for a crowd on another stream, so priorities cannot be told apart")
+    text = f"behind low work, a high stream waits {high * 1e3:.1f} ms and a low one {low * 1e3:.1f} ms"
+    demand(high <= _ACTS * low, f"{text}; decline {Clause.STREAM_PRIORITIES}")
 
 
-def _wait_s(subject: Subject, priority: StreamPriority) -> float:
-    crowd, stream = subject.streams.create_stream(StreamPriority.LOW), subject.streams.create_stream(priority)
-    places = [subject.put(torch.zeros(_NUMBERS)) for _ in "ab"]
-    subject.start_long_work(crowd, places[0], 1)
+def _crowd_s(subject: Subject, large: torch.Tensor) -> float:
     began_s = time.perf_counter()
-    subject.launch(lambda place: place.fill_(1), places[1], stream=stream)
+    _crowd(large)
+    subject.backend.synchronize()
+    return time.perf_counter() - began_s
+
+
+def _crowd(large: torch.Tensor) -> None:
+    for _ in range(_CROWD):
+        torch.mm(large, large)
+
+
+def _wait_s(subject: Subject, large: torch.Tensor, priority: StreamPriority) -> float:
+    crowd, stream = subject.streams.create_stream(StreamPriority.LOW), subject.streams.create_stream(priority)
+    place = subject.put(torch.zeros(_NUMBERS))
+    subject.launch(_crowd, large, stream=crowd)
+    began_s = time.perf_counter()
+    subject.launch(lambda place: place.fill_(1), place, stream=stream)
     subject.streams.synchronize(stream)
     waited_s = time.perf_counter() - began_s
     subject.backend.synchronize()

@@ -61,8 +61,11 @@ class BatchBuilder:
     def num_bytes(self) -> int:
         return self._staging.num_bytes
 
-    def build(self, plan: StepPlan, table: RowTable, last_tokens: torch.Tensor) -> Batch:
-        """Fill the inputs. Tokens of FROM_DEVICE items come from `last_tokens`, on the device."""
+    def build(self, plan: StepPlan, table: RowTable, last_tokens: torch.Tensor, padded: int = 0) -> Batch:
+        """Fill the inputs. Tokens of FROM_DEVICE items come from `last_tokens`, on the device.
+
+        A step of one token a sequence may be `padded` to more sequences, which touch no slot of the cache.
+        """
         counts, starts, rows, flags = plan.counts, plan.starts, plan.rows, plan.flags
         ends = np.cumsum(counts)
         num_tokens, num_sequences = int(ends[-1]) if len(ends) else 0, len(rows)
@@ -80,12 +83,24 @@ class BatchBuilder:
         lengths = starts + counts
         host["kv_lengths"][:num_sequences] = lengths
         self._fill_tables(table, rows, lengths)
+        if padded > num_sequences:
+            self._pad(num_sequences, padded)
         self._staging.push()
         self._feed_back(from_device, ends, rows, last_tokens)
         return Batch(num_tokens, rows.copy(), lengths, flags.copy(), ends)
 
-    def tensors(self, batch: Batch) -> StepTensors:
-        """The inputs cut to the batch's sizes."""
+    def _pad(self, begin: int, end: int) -> None:
+        """Sequences of one token at position 0, whose key and value are not written."""
+        host = self._staging.host
+        for name, value in (("token_ids", 0), ("positions", 0), ("slots", -1), ("kv_lengths", 1)):
+            host[name][begin:end] = value
+        host["query_starts"][begin + 1 : end + 1] = np.arange(begin + 1, end + 1)
+        host["block_tables"][begin:end] = 0
+
+    def tensors(self, batch: Batch, padded: int = 0) -> StepTensors:
+        """The inputs cut to the batch's sizes, or to those it was padded to."""
+        if padded > batch.num_sequences:
+            return self._cut(padded, padded)
         return self._cut(batch.num_tokens, batch.num_sequences)
 
     def whole(self, max_tokens: int) -> StepTensors:
@@ -95,16 +110,10 @@ class BatchBuilder:
     def idle(self, num_tokens: int, max_sequences: int) -> StepTensors:
         """Inputs of a step that touches no cache slot: sequences of one token each, as many as there may be."""
         self._staging.begin()
-        num_sequences, host = min(num_tokens, max_sequences), self._staging.host
-        num_tokens = num_sequences
-        host["token_ids"][:num_tokens] = 0
-        host["positions"][:num_tokens] = 0
-        host["slots"][:num_tokens] = -1
-        host["query_starts"][: num_sequences + 1] = np.arange(num_sequences + 1)
-        host["kv_lengths"][:num_sequences] = 1
-        host["block_tables"][:num_sequences] = 0
+        num_sequences = min(num_tokens, max_sequences)
+        self._pad(0, num_sequences)
         self._staging.push()
-        return self._cut(num_tokens, num_sequences)
+        return self._cut(num_sequences, num_sequences)
 
     def _cut(self, num_tokens: int, num_sequences: int) -> StepTensors:
         device = self._staging.device

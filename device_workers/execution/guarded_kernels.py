@@ -2,13 +2,14 @@
 
 A guarded kernel that raises is demoted for good, the next link of its chain takes over, and the call is made again. One
 that reads what it writes cannot just be called again, because it may have written some of it: then `KernelReplaced`
-tells the caller to begin anew from inputs that are whole.
+tells the caller to begin anew from inputs that are whole. One whose weights are packed for it costs a new worker.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ...ipc.conditions import DeviceFault, StepFailed, TrimaranError
@@ -16,8 +17,8 @@ from ...ipc.facts import DeviceProfile, Problem, Resolution
 from ...kernels.implementation import Kernel, Services
 from ...kernels.registry import KernelChoiceRefused, KernelChoices, Registry, failure_text
 
-UNGUARDED = ("linear",)
-"""Its weights are packed for the implementation that serves: another one could not read them."""
+PACKED = ("linear",)
+"""Their weights are packed for the implementation that serves: another one could not read them."""
 IN_PLACE = ("fused_add_rms_norm", "apply_penalties")
 
 log = logging.getLogger("trimaran.worker")
@@ -25,6 +26,14 @@ log = logging.getLogger("trimaran.worker")
 
 class KernelReplaced(Exception):
     """Another implementation serves from now on; what the failed call was to change may be half changed."""
+
+
+class _FailedInRecording(Exception):
+    """Nothing may be replaced yet: the check of the next one would be recorded instead of run."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(name)
+        self.name, self.error = name, error
 
 
 class GuardedKernel:
@@ -48,10 +57,22 @@ class GuardedKernel:
         except Exception as error:  # vendor code and compilers may raise anything
             if _is_exhaustion(error):
                 raise
-            self._take(self._on_failure(self._name, error))
+            self.replace(error)
             if self._is_in_place:
                 raise KernelReplaced(self._name) from error
             self(*arguments)
+
+    def replace(self, error: Exception) -> None:
+        """By the next of its chain. Raises StepFailed and DeviceFault."""
+        self._take(self._on_failure(self._name, error))
+
+
+class PackedKernel(GuardedKernel):
+    """A `LinearKernel` in a chain; its failure is a DeviceFault."""
+
+    def _take(self, kernel: Kernel) -> None:
+        super()._take(kernel)
+        self.pack = kernel.pack  # type: ignore[attr-defined]
 
 
 def _is_exhaustion(error: Exception) -> bool:
@@ -70,13 +91,14 @@ class KernelSet:
         choices: KernelChoices,
         *,
         num_ranks: int,
-        on_changed: Callable[[tuple[Resolution, ...]], None],
+        on_changed: Callable[[str], None],
     ) -> None:
         self._registry, self._profile = registry, profile
         self._services, self._choices = services, choices
         self._num_ranks = num_ranks
         self._on_changed = on_changed
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[str, GuardedKernel] = {}
+        self._is_recording = False
         self._found: dict[str, Resolution] = {}
 
     @property
@@ -90,12 +112,28 @@ class KernelSet:
         """Raises KernelChoiceRefused, or RuntimeError when the whole chain fails."""
         self._problem = problem
         kernel, self._found[name] = self._registry.load(name, self._profile, problem, self._services, self._choices)
-        self._kernels[name] = kernel if name in UNGUARDED else GuardedKernel(name, kernel, self._replace)
+        guard = PackedKernel if name in PACKED else GuardedKernel
+        self._kernels[name] = guard(name, kernel, self._replace)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """For calls that a graph records. Raises KernelReplaced when one failed: all of it is to be recorded anew."""
+        self._is_recording = True
+        try:
+            yield
+        except _FailedInRecording as failed:
+            self._is_recording = False
+            self._kernels[failed.name].replace(failed.error)
+            raise KernelReplaced(failed.name) from failed.error
+        finally:
+            self._is_recording = False
 
     def _replace(self, name: str, error: Exception) -> Kernel:
-        """Raises StepFailed where nothing can take over, and DeviceFault where ranks would come to disagree: the group
-        that starts again finds the verdict.
+        """Raises StepFailed where nothing can take over, and DeviceFault where weights are packed for the one that
+        failed or ranks would come to disagree: the group that starts again finds the verdict.
         """
+        if self._is_recording:
+            raise _FailedInRecording(name, error)
         failed = self._found[name]
         reason = f"failed while serving: {failure_text(error)}"
         try:
@@ -106,7 +144,7 @@ class KernelSet:
             raise StepFailed(f"kernel {name}: {failed.chosen} {reason}, and nothing takes over: {refusal}") from error
         log.warning("kernel %s: %s %s; %s takes over", name, failed.chosen, reason, resolution.chosen)
         self._found[name] = resolution
-        if self._num_ranks > 1:
-            raise DeviceFault(f"kernel {name}: {failed.chosen} {reason}; the ranks start again without it") from error
-        self._on_changed(self.resolutions)
+        if self._num_ranks > 1 or name in PACKED:
+            raise DeviceFault(f"kernel {name}: {failed.chosen} {reason}; workers start again without it") from error
+        self._on_changed(name)
         return kernel

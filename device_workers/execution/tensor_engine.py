@@ -5,6 +5,7 @@ W work items, T tokens, S sampled rows, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -24,13 +25,14 @@ from ..memory.exhaustion import exhaustion_as_memory_error
 from ..memory.kv_cache import KvCache, KvLayout
 from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending, shared_limit
 from ..models.config import ModelConfig
-from ..models.decoder import Activations, Decoder, DecoderKernels, WeightReader
+from ..models.decoder import Activations, Decoder, DecoderKernels, StepTensors, WeightReader
 from ..models.facts import KERNELS, kernel_problem
 from ..models.sharding import Shard
-from ..platforms.contract import Backend, Clause, Graph, NotSupported
+from ..platforms.contract import Backend, Clause
 from ..weights.source import OnBytes, WeightSource
 from .batch import Batch, BatchBuilder
 from .contract import LoadFacts, OnFraction, Spending
+from .graphs import Graphs
 from .guarded_kernels import KernelReplaced, KernelSet
 from .penalty_table import PenaltyTable
 from .progress import Progress
@@ -38,6 +40,8 @@ from .row_table import RowTable
 from .sampler import Logprobs, Sampled, Sampler, SamplerKernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+log = logging.getLogger("trimaran.worker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +92,8 @@ class TensorEngine:
             parts.services,
             parts.choices,
             num_ranks=1 if parts.communicator is None else parts.communicator.num_ranks,
-            on_changed=self._kernels_changed,
+            on_changed=self._kernel_changed,
         )
-        self._graph: Graph | None = None
-        self._graph_decision: Decision | None = None
         self._batch: Batch | None = None
         self._hidden: tuple[torch.Tensor, torch.Tensor] | None = None
         self._seconds = [0.0, 0.0, 0.0, 0.0]
@@ -153,6 +155,7 @@ class TensorEngine:
         self._builder = BatchBuilder(
             settled.max_batched_tokens, max_sequences, max_blocks, settled.block_size, parts.backend
         )
+        self._graphs = Graphs(parts.backend, self._builder, max_sequences, self._forward_recorded)
         self._table = RowTable(max_blocks, max_sequences)
         self._last_tokens = torch.zeros(max_sequences, dtype=torch.int32, device=self._device)
         self._penalties = PenaltyTable(parts.num_sampled_ids, self._device)
@@ -190,7 +193,7 @@ class TensorEngine:
         for num_tokens in sorted({1, min(64, self._settled.max_batched_tokens)}):
             tensors = self._builder.idle(num_tokens, self._activations.max_rows)
             residual, delta = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
-            logits = self._decoder.logits(residual[:1].clone(), delta[:1].clone())
+            logits = self._logits((residual, delta), torch.zeros(1, dtype=torch.int64, device=self._device))
             token = torch.empty(1, dtype=torch.int64, device=self._device)
             self._kernels["greedy_sample"](token, logits, self._parts.num_sampled_ids)
         self._parts.backend.synchronize()
@@ -198,25 +201,32 @@ class TensorEngine:
             "weights": self._weight_bytes,
             "activations": self._activations.num_bytes + self._builder.num_bytes,
             "kv_cache": self._cache.num_bytes,
+            "graphs": self._graphs.num_bytes,
         }
 
     def _capture(self) -> None:
-        refusal = self._refuse_graph()
-        if refusal is None:
-            tensors = self._builder.whole(self._settled.max_batched_tokens)
-            try:
-                self._graph = self._parts.backend.capture_graph(lambda: self._forward_recorded(tensors))
-            except NotSupported as error:
-                refusal = str(error)
-        if self._graph is None:
-            self._graph_decision = Decision(name="graphs", value="eager", reason=refusal or "")
-        else:
-            reason = "all kernels of the forward pass can be recorded"
-            value = f"one recording of {self._graph.num_launches} launches"
-            self._graph_decision = Decision(name="graphs", value=value, reason=reason)
-        self.decisions = (*self.decisions, self._graph_decision)
+        decision = None
+        while decision is None:
+            decision = self._captured()
+        self._decide_graphs(decision)
 
-    def _forward_recorded(self, tensors: Any) -> None:
+    def _captured(self) -> Decision | None:
+        """What was recorded, or why nothing is; None when a kernel was replaced meanwhile: to be tried anew."""
+        refusal = self._refuse_graph()
+        if refusal is not None:
+            return Decision(name="graphs", value="eager", reason=refusal)
+        try:
+            with self._kernels.recording():
+                return self._graphs.capture(self._settled.graph_buckets, self._settled.max_batched_tokens)
+        except KernelReplaced:
+            self._graphs.drop()
+            return None
+
+    def _decide_graphs(self, decision: Decision) -> None:
+        others = tuple(other for other in self.decisions if other.name != "graphs")
+        self.decisions = (*others, decision)
+
+    def _forward_recorded(self, tensors: StepTensors) -> None:
         self._decoder.forward(tensors, self._cache.layers, lambda: None)
 
     def _refuse_graph(self) -> str | None:
@@ -224,8 +234,6 @@ class TensorEngine:
             return "asked for by --enforce-eager"
         if self._parts.graph_refusal is not None:
             return f"{Clause.GRAPH_CAPTURE}: {self._parts.graph_refusal}"
-        if not self._parts.backend.graphs_take_any_size:
-            return f"a recording on {self.profile.platform} holds one number of tokens, and steps vary"
         if self._parts.communicator is not None:
             return "collectives between ranks cannot be recorded"
         eager = [name for name in DecoderKernels.__dataclass_fields__ if not self._kernels[name].capturable]
@@ -243,24 +251,24 @@ class TensorEngine:
             self._penalties.take(history)
         self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
         self._grow_last_tokens()
-        self._batch = self._builder.build(plan, self._table, self._last_tokens)
+        padded = self._graphs.bucket(int(plan.counts.sum()), len(plan.rows))
+        self._batch = self._builder.build(plan, self._table, self._last_tokens, padded)
         built = time.perf_counter()
         with self._memory_errors():
-            self._hidden = self._run(
-                self._builder.tensors(self._batch), self._batch.num_tokens, self._batch.num_sequences
-            )
+            tensors = self._builder.tensors(self._batch, padded)
+            self._hidden = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
         self._seconds[:2] = built - began, time.perf_counter() - built
 
     def _run(self, tensors: Any, num_tokens: int, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states `(residual, delta)`, each `[T, D]`."""
         if num_tokens == 0:
             return self._activations.hidden(0)
-        while self._graph is None:
+        while (graph := self._graphs.find(num_tokens, num_sequences)) is None:
             try:
                 return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)
             except KernelReplaced:
                 continue  # from the embedding on: what the pass had changed, it makes anew
-        self._graph.replay(num_tokens, num_sequences, self.progress.counter)
+        graph.replay(num_tokens, num_sequences, self.progress.counter)
         return self._activations.hidden(num_tokens)
 
     def _grow_last_tokens(self) -> None:
@@ -314,17 +322,27 @@ class TensorEngine:
             except KernelReplaced:
                 continue  # the logits may be half penalised: they are computed again
 
-    def _kernels_changed(self, resolutions: tuple[Resolution, ...]) -> None:
-        """A recording holds the kernels that it was made of."""
-        self._graph = None
-        self._parts.on_kernels(resolutions)
+    def _kernel_changed(self, name: str) -> None:
+        """A recording holds the kernels that it was made of; those of sampling are in none."""
+        if self._graphs.are_captured and name in DecoderKernels.__dataclass_fields__:
+            self._graphs.drop()
+            reason = f"kernel {name} was replaced while serving"
+            self._decide_graphs(Decision(name="graphs", value="eager", reason=reason))
+            log.warning("graphs = eager: %s", reason)
+        self._parts.on_kernels(self._kernels.resolutions)
 
     def _logits_at(self, places: Array) -> torch.Tensor:
         """`[S, V]` of the hidden states at these tokens of the batch."""
         assert self._hidden is not None
-        residual, delta = self._hidden
-        index = torch.from_numpy(places.astype(np.int64)).to(self._device)
-        return self._decoder.logits(residual[index], delta[index])
+        return self._logits(self._hidden, torch.from_numpy(places.astype(np.int64)).to(self._device))
+
+    def _logits(self, hidden: tuple[torch.Tensor, torch.Tensor], index_S: torch.Tensor) -> torch.Tensor:
+        residual, delta = hidden
+        while True:
+            try:
+                return self._decoder.logits(residual[index_S], delta[index_S])
+            except KernelReplaced:
+                continue  # from copies of the hidden states, which are whole
 
     def _prompt_logprobs(self, plan: StepPlan, batch: Batch) -> dict[str, Array]:
         """Of the targets of the items that ask, computed in slices so that the logits stay small."""

@@ -16,6 +16,8 @@ from .host_checks import CHECKS, Examined
 if TYPE_CHECKING:
     from .kernel_trials import Tested
 
+_WITH_TRITON = ("cuda", "rocm", "xpu")
+"""Platforms whose vendors ship a Triton; on others, plain PyTorch or the vendor's own kernels serve by design."""
 _CURE_WORDS = ("install", "update", "take", "name", "use", "start", "--platform", "load", "set")
 
 
@@ -41,7 +43,7 @@ def examine(look: Look) -> None:
         host=host,
         cache_directory=worker.cache_directory,
         num_ranks=worker.num_ranks,
-        needs_triton=profile is not None and profile.platform not in ("cpu", "null", "metal"),
+        needs_triton=profile is not None and profile.platform in _WITH_TRITON,
     )
     for verdict in host_verdicts(examined):
         look.tell(verdict)

@@ -48,7 +48,9 @@ def show_matrix(look: Look) -> None:
 
 
 def check_kernels(look: Look) -> None:
-    """Each implementation that fits is loaded and compared with the reference, whatever was found before."""
+    """Each implementation that fits is loaded and compared with the reference. What a server demoted here before stays
+    so, and is not run: it may have killed its process.
+    """
     detected = detect_platform(look.worker, look.say)
     if not detected.platform.computes:
         raise Refusal(f"the {detected.platform.name} platform runs no kernels to check; take another --platform")
@@ -63,6 +65,10 @@ def check_kernels(look: Look) -> None:
             misfit = implementation.misfit(profile, problem)
             if misfit is not None:
                 look.tell(_seen(implementation, profile.name, "does not fit", misfit))
+                continue
+            demoted = "; ".join(registry.known_failures(implementation, profile))
+            if demoted:
+                look.tell(_seen(implementation, profile.name, "demoted", demoted))
                 continue
             failure = _failure(implementation, reference, profile, problem, services)
             look.tell(_seen(implementation, profile.name, "fails" if failure else "agrees", failure or ""))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...ipc.facts import DeviceHealth
+from ...ipc.facts import DeviceHealth, MemoryFacts
 from .host import Host
 
 _MICRO, _MILLI, _MEGA = 1e6, 1e3, 1e6
@@ -27,7 +27,16 @@ def drm_health(host: Host, pci_bus_id: str | None) -> DeviceHealth:
         compute_utilization=_percent(host, f"{device}/gpu_busy_percent"),
         memory_utilization=_percent(host, f"{device}/mem_busy_percent"),
         errors=_errors(host, device),
+        memory=_memory(host, device),
     )
+
+
+def _memory(host: Host, device: str) -> MemoryFacts | None:
+    """Of a driver that shows it (amdgpu)."""
+    total, used = (host.read_number(f"{device}/mem_info_vram_{what}") for what in ("total", "used"))
+    if total is None or used is None:
+        return None
+    return MemoryFacts(total_bytes=total, free_bytes=total - used, ours_bytes=0)
 
 
 def _sensors(host: Host, device: str) -> str | None:

@@ -156,6 +156,19 @@ class Host:
         entries = dict(line.split(":", 1) for line in text.splitlines())
         return _kib(entries["MemTotal"]), _kib(entries["MemAvailable"])
 
+    def on_battery(self) -> bool | None:
+        """Whether a battery feeds the machine; None where it has none, or none that says so. Kernel documentation:
+        sysfs-class-power. A battery whose scope is a device is that of a mouse.
+        """
+        supplies = [f"/sys/class/power_supply/{folder.name}" for folder in self.glob("/sys/class/power_supply/*")]
+        batteries = [
+            name
+            for name in supplies
+            if self.read(f"{name}/type") == "Battery" and self.read(f"{name}/scope") != "Device"
+        ]
+        states = [state for name in batteries if (state := self.read(f"{name}/status")) is not None]
+        return any(state == "Discharging" for state in states) if states else None
+
     def process_name(self, pid: int) -> str:
         """What runs under a pid; a pid that this process cannot see belongs to another namespace."""
         return self.read(f"/proc/{pid}/comm") or "(not visible from here)"
@@ -174,8 +187,19 @@ def usable_cores() -> int:
 
 def resident_bytes() -> int:
     """Resident memory of this process."""
+    return _resident()[0]
+
+
+def private_bytes() -> int:
+    """Of it what is no page of a file or of memory shared with others."""
+    resident, shared = _resident()
+    return resident - shared
+
+
+def _resident() -> tuple[int, int]:
+    """All, and what is shared (proc(5): statm)."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+        pages = [int(field) for field in Path("/proc/self/statm").read_text(encoding="utf-8").split()[1:3]]
     except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        return 0, 0
+    return pages[0] * os.sysconf("SC_PAGE_SIZE"), pages[1] * os.sysconf("SC_PAGE_SIZE")

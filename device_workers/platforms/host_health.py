@@ -1,6 +1,6 @@
 """Health of the processor from what Linux shows: clocks, temperature, package power, load. Nothing is guessed.
 
-Kernel documentation: cpufreq, thermal zones, power capping (RAPL), /proc/stat.
+Kernel documentation: cpufreq, thermal zones, power capping (RAPL), /proc/stat, /proc/meminfo.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ...ipc.facts import DeviceHealth
-from .host import Host
+from msgspec.structs import replace
+
+from ...ipc.facts import DeviceHealth, MemoryFacts
+from .host import Host, private_bytes
 
 _PROCESSOR_ZONES = ("x86_pkg_temp", "cpu", "soc", "coretemp", "k10temp")
 _ENERGY = "/sys/class/powercap/intel-rapl:0/energy_uj"
@@ -31,7 +33,15 @@ class HostHealth:
             power=self._power(),
             temperature=self._temperature(),
             compute_utilization=self._utilization(),
+            on_battery=self._host.on_battery(),
+            memory=self._memory(),
         )
+
+    def _memory(self) -> MemoryFacts | None:
+        """Pages of files that this process maps count as nobody's: the kernel takes them back when it must."""
+        if not self._host.exists("/proc/meminfo"):
+            return None
+        return replace(self._host.memory_facts(), ours_bytes=private_bytes())
 
     def _clocks(self) -> dict[str, float]:
         """The mean over the cores, in MHz."""

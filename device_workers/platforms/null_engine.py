@@ -34,6 +34,7 @@ class NullFaults:
 
     hang: the step never ends. die: the process is killed. wrong: this rank's token hash differs, unless it is rank 0.
     fail: the step runs out of memory. error: the step cannot be done. nan: its first sampled row is broken.
+    `leak_bytes` of host memory are never given back at each step.
     """
 
     hang: frozenset[int] = frozenset()
@@ -42,6 +43,7 @@ class NullFaults:
     fail: frozenset[int] = frozenset()
     error: frozenset[int] = frozenset()
     nan: frozenset[int] = frozenset()
+    leak_bytes: int = 0
     until_generation: int | None = None
 
     def act_in(self, generation: int) -> bool:
@@ -104,6 +106,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "fail_at": _steps,
     "error_at": _steps,
     "nan_at": _steps,
+    "leak_kib_per_step": int,
     "until_generation": int,
     "vocab_size": int,
     "max_model_len": int,
@@ -118,6 +121,8 @@ def _settings(read: dict[str, object]) -> NullSettings:
     faults: dict[str, object] = {
         name: read[f"{name}_at"] for name in ("hang", "die", "wrong", "fail", "error", "nan") if f"{name}_at" in read
     }
+    if "leak_kib_per_step" in read:
+        faults["leak_bytes"] = _count(read, "leak_kib_per_step") << 10
     if "until_generation" in read:
         faults["until_generation"] = read["until_generation"]
     pace = NullPace(
@@ -136,6 +141,12 @@ def _settings(read: dict[str, object]) -> NullSettings:
 def _number(read: dict[str, object], name: str) -> float:
     value = read.get(name, 0.0)
     assert isinstance(value, float)
+    return value
+
+
+def _count(read: dict[str, object], name: str) -> int:
+    value = read[name]
+    assert isinstance(value, int)
     return value
 
 
@@ -204,6 +215,7 @@ class NullEngine:
         self._faulty = settings.faults.act_in(generation)
         self._num_steps = 0
         self._ends_s = 0.0
+        self._leaked: list[bytes] = []
 
     def load(self, settled: Settled, on_fraction: OnFraction) -> LoadFacts:
         self._settled = settled
@@ -268,6 +280,8 @@ class NullEngine:
 
     def _strike_before(self) -> None:
         faults = self._settings.faults
+        if self._faulty and faults.leak_bytes:
+            self._leaked.append(b"x" * faults.leak_bytes)
         while self._strikes(faults.hang):
             time.sleep(1.0)
         if self._strikes(faults.die):

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ...ipc.facts import DeviceHealth
+from ...ipc.facts import DeviceHealth, MemoryFacts
 from .host import Host
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -97,7 +97,9 @@ class Nvml:
             temperature=None if temperature is None else float(temperature),
             compute_utilization=busy.gpu / 100 if known else None,
             memory_utilization=busy.memory / 100 if known else None,
-            errors=(*self._throttling(handle), *self._memory_errors(handle)),
+            throttle_reasons=self._throttling(handle),
+            errors=self._memory_errors(handle),
+            memory=self._memory(handle),
         )
 
     def holders(self, handle: Any) -> dict[int, int]:
@@ -130,18 +132,25 @@ class Nvml:
             compute_capability=(major.value, minor.value) if versioned else None,
         )
 
-    def _throttling(self, handle: Any) -> list[str]:
+    def _memory(self, handle: Any) -> MemoryFacts | None:
+        """Whose it is, the library does not know of this process where pids are hidden."""
+        memory = _Memory()
+        if not self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)):
+            return None
+        return MemoryFacts(total_bytes=int(memory.total), free_bytes=int(memory.free), ours_bytes=0)
+
+    def _throttling(self, handle: Any) -> tuple[str, ...]:
         reasons = ctypes.c_ulonglong()
         if not self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(reasons)):
-            return []
-        return [f"throttled: {text}" for bit, text in _THROTTLE_REASONS.items() if reasons.value & bit]
+            return ()
+        return tuple(text for bit, text in _THROTTLE_REASONS.items() if reasons.value & bit)
 
-    def _memory_errors(self, handle: Any) -> list[str]:
+    def _memory_errors(self, handle: Any) -> tuple[str, ...]:
         count = ctypes.c_ulonglong()
         kinds = ctypes.c_uint(_UNCORRECTED), ctypes.c_uint(_VOLATILE)
         if not self._call("nvmlDeviceGetTotalEccErrors", handle, *kinds, ctypes.byref(count)) or not count.value:
-            return []
-        return [f"{count.value} uncorrected memory errors since the driver was loaded"]
+            return ()
+        return (f"{count.value} uncorrected memory errors since the driver was loaded",)
 
     def _handle(self, function: str, argument: Any) -> Any:
         handle = ctypes.c_void_p()

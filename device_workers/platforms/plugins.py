@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ipc.facts import DeviceProfile, Feature
+from ...kernels.catalog import CATALOG
 from ...kernels.implementation import Implementation
 from .contract import Backend, Clause, Found, Look, NotSupported, Platform, Refused
 
@@ -71,6 +72,7 @@ def plugin_kernels(kernels: Iterable[str], warn: Callable[[str], None]) -> tuple
     What cannot be used costs a warning, never a start.
     """
     known = set(kernels)
+    taken = {implementation.name for implementation in CATALOG}
     found: list[Implementation] = []
     for entry in _entries(KERNEL_GROUP):
         try:
@@ -80,8 +82,9 @@ def plugin_kernels(kernels: Iterable[str], warn: Callable[[str], None]) -> tuple
             warn(f"kernels of {_origin(entry)} are not used: {type(error).__name__}: {error}")
             continue
         for implementation in offered:
-            reason = _misfit(implementation, known)
+            reason = _misfit(implementation, known, taken)
             if reason is None:
+                taken.add(implementation.name)
                 found.append(implementation)
             else:
                 warn(f"a kernel of {_origin(entry)} is not used: {reason}")
@@ -110,12 +113,14 @@ def _platform(entry: EntryPoint, known: set[str]) -> Platform:
     return chosen
 
 
-def _misfit(implementation: Any, known: set[str]) -> str | None:
+def _misfit(implementation: Any, known: set[str], taken: set[str]) -> str | None:
     missing = [part for part in _IMPLEMENTATION_PARTS if not hasattr(implementation, part)]
     if missing:
         return f"it lacks {', '.join(missing)}"
     if implementation.kernel not in known:
         return f"{implementation.name} is for {implementation.kernel}, and there is no such kernel"
+    if implementation.name in taken:
+        return f"the name {implementation.name} is taken by another one"
     return None
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from msgspec import structs
 
@@ -191,6 +192,7 @@ class TorchAccelerator(ABC):
             declines=self.declines,
             health=self.health_reader(index),
             holders=self.holders_reader(index),
+            on_battery=self.host.on_battery,
         )
         return self._backend(parts)
 
@@ -245,6 +247,7 @@ class BackendParts:
     declines: Mapping[Clause, str]
     health: Callable[[], DeviceHealth]
     holders: Callable[[], dict[str, int]]
+    on_battery: Callable[[], bool | None]
 
 
 class AcceleratorGraph:
@@ -279,6 +282,7 @@ class AcceleratorBackend:
         refusals = {MemoryKind.PINNED_HOST: parts.declines.get(Clause.PINNED_MEMORY, "")}
         self._pool = MemoryPool(makers, refusals, self.release_cached_memory)
         self._graph_pool: Any = None
+        self._graphs: WeakSet[AcceleratorGraph] = WeakSet()
         self._capture_stream: Stream | None = None
 
     def _device_bytes(self, num_bytes: int) -> torch.Tensor:
@@ -351,6 +355,7 @@ class AcceleratorBackend:
             raise NotSupported(reason)
         if self._capture_stream is None:
             self._capture_stream = self.streams.create_stream(StreamPriority.HIGH)
+        if self._graph_pool is None or not self._graphs:  # a pool is gone with the last graph that lived in it
             self._graph_pool = self._module.graph_pool_handle()
         self.synchronize()
         native = self._parts.graph_class()
@@ -361,7 +366,12 @@ class AcceleratorBackend:
             if isinstance(error, NotSupported):
                 raise
             raise NotSupported(f"the recording failed: {first_line(error)}") from error
-        return AcceleratorGraph(native)
+        except BaseException:
+            self._forget(native)
+            raise
+        graph = AcceleratorGraph(native)
+        self._graphs.add(graph)
+        return graph
 
     def _forget(self, native: Any) -> None:
         """After a recording that failed: its stream and memory pool may still believe that they are recording."""
@@ -395,7 +405,15 @@ class AcceleratorBackend:
         return TorchCommunicator(self._parts.collectives, group, self.torch_device)
 
     def health(self) -> DeviceHealth:
-        return self._parts.health()
+        """What the driver's own library or files say, and of memory what is ours: torch is not asked of the device,
+        because a recording may be under way on another thread.
+        """
+        health = structs.replace(self._parts.health(), on_battery=self._parts.on_battery())
+        if health.memory is None:
+            return health
+        return structs.replace(
+            health, memory=structs.replace(health.memory, ours_bytes=self._reserved(), holders=self._parts.holders())
+        )
 
     def close(self) -> None:
         self.synchronize()

@@ -86,12 +86,12 @@ def _numa_node(nodes: Path, cores: frozenset[int]) -> int | None:
     mine = [
         int(node.name.removeprefix("node"))
         for node in nodes.glob("node[0-9]*")
-        if cores & _cores_of(_text(node / "cpulist"))
+        if cores & cores_of(_text(node / "cpulist"))
     ]
     return mine[0] if len(mine) == 1 else None
 
 
-def _cores_of(cpulist: str) -> frozenset[int]:
+def cores_of(cpulist: str) -> frozenset[int]:
     """Of a list such as "0-3,8"."""
     cores: set[int] = set()
     for part in cpulist.strip().split(","):

@@ -246,7 +246,7 @@ def kernels(arguments: Sequence[str]) -> int:
             print_tables([_matrix_table(seen)])
         else:
             print_tables([_kernels_table(seen)])
-        return 1 if any(found.state == "fails" for found in seen) else 0
+        return 1 if any(found.state in ("fails", "demoted") for found in seen) else 0
 
     return guarded("kernels", body)
 

@@ -119,6 +119,7 @@ class Supervisor(Actor):
         self.options = options
         self.model: Model | None = None
         self.generation = 0
+        self._decided: frozenset[str] = frozenset()
         self.core_incarnation = 0
         self._progress = progress
         self._num_frontends = options.frontends if num_frontends is None else num_frontends
@@ -540,9 +541,10 @@ class Supervisor(Actor):
         if child is not self._core or message.generation != self.generation or self._unready_since_s is None:
             return
         now = time.monotonic()
-        if self.generation == 1:  # a restart decides nothing anew
-            for line in message.lines:
+        for line in message.lines:
+            if line not in self._decided:  # a restart says what it decided otherwise
                 self._progress.line(line)
+        self._decided = frozenset(message.lines)
         self._progress.finish()
         again = "" if self.generation == 1 else " again"
         self._progress.line(f"Ready{again} after {now - self._unready_since_s:.2f} s: {self._birth.served_model_name}.")

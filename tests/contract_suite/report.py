@@ -4,7 +4,7 @@ import re
 
 
 class Report:
-    """Clauses that were kept; the first line of each broken one; declines with their reasons; what was not judged."""
+    """Clauses that were kept; the first lines of each broken one; declines with their reasons; what was not judged."""
 
     def __init__(self, output: str) -> None:
         self.output = output
@@ -18,5 +18,8 @@ class Report:
         return [] if found is None else [line for line in found.group(1).splitlines() if line]
 
     def _by_name(self, title: str) -> dict[str, str]:
-        pairs = (line.partition(": ") for line in self._section(title))
-        return {name: text for name, _, text in pairs}
+        found: dict[str, str] = {}
+        for line in self._section(title):
+            name, _, text = line.partition(": ")
+            found[name] = f"{found[name]}\n{text}" if name in found else text
+        return found

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "tools" / "example_platform"
 SUITE = "trimaran.device_workers.contract_suite"
+_WITHOUT = [f"-pno:{name}" for name in ("cacheprovider", "schemathesis", "hypothesispytest")]
 EntryPoints = dict[str, dict[str, str]]
 
 
@@ -56,11 +57,13 @@ class Site:
         """The command of the documentation, as a user types it."""
         return self.run_pytest("--pyargs", SUITE, "--platform", platform, *arguments)
 
-    def run_pytest(self, *arguments: str, limit_s: float = 500) -> subprocess.CompletedProcess[str]:
-        """In a folder that is nobody's project."""
+    def run_pytest(
+        self, *arguments: str, folder: Path | None = None, limit_s: float = 500
+    ) -> subprocess.CompletedProcess[str]:
+        """In a folder that is nobody's project, without the plug-ins that this project's own tests use."""
         return subprocess.run(
-            [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-            cwd=self.folder,
+            [sys.executable, "-P", "-m", "pytest", *_WITHOUT, *arguments],
+            cwd=folder or self.folder,
             env=self.environment,
             capture_output=True,
             text=True,

@@ -78,9 +78,9 @@ def test_detected_before_the_processor(site: Site) -> None:
         timeout=60,
         check=True,
     )
-    states = {entry["name"]: entry["state"] for entry in json.loads(done.stdout)}
-    assert states["example"] == "chosen"
-    assert states["cpu"] == "usable"
+    told = {entry["platform"]: entry for entry in json.loads(done.stdout)}
+    assert [name for name, entry in told.items() if entry["chosen"]] == ["example"]
+    assert told["cpu"]["refused"] is None
 
 
 def test_a_vendor_that_does_not_import_is_told(tmp_path: Path) -> None:

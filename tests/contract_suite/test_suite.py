@@ -1,6 +1,10 @@
 """The contract suite over the platforms that are here: all that they do not decline holds, and declines are told."""
 
+import os
 import re
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -8,48 +12,11 @@ import pytest
 from trimaran.device_workers.contract_suite.version import SUITE_VERSION
 from trimaran.device_workers.platforms.contract import Clause
 
+from .clauses import COMPUTING, HEALTH, LIFE_CYCLE, OWN_MEMORY, PINNED, RECORDING, TOGETHER
 from .report import Report
-from .site import ROOT, Site, make_site
+from .site import ROOT, SUITE, Site, make_site
 
-LIFE_CYCLE = {
-    "detection.usable",
-    "detection.stateless",
-    "detection.devices",
-    "declines.reasons",
-    "profile.stable",
-    "life_cycle.busy",
-    "life_cycle.twice",
-    "life_cycle.compute",
-}
-COMPUTING = {
-    "memory.alignment",
-    "memory.apart",
-    "memory.views",
-    "memory.reuse",
-    "memory.exhaustion",
-    "memory.accounting",
-    "memory.facts",
-    "copies.contents",
-    "copies.order",
-    "copies.after_long_work",
-    "copies.partial_views",
-    "copies.pageable_source",
-    "streams.priorities_kept",
-    "streams.order_by_events",
-    "streams.order_back",
-    "streams.current",
-    "events.not_early",
-    "events.wait_blocking",
-    "fences.stream",
-    "fences.device",
-    "kernels.agree",
-    "kernels.demotion",
-    "model.tokens",
-    "model.memory_returned",
-}
-RECORDING = {f"graph_capture.{name}" for name in ("replay", "several", "any_size", "empty", "refusal")}
-TOGETHER = {"collectives.alone", "collectives.two_ranks"}
-HEALTH = {"health.plausible", "health.any_thread"}
+FILES = ("pyproject.toml", "README.md", "LICENSE", "__init__.py", "py.typed")
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +59,7 @@ def test_the_null_platform_keeps_its_life_cycle(site: Site) -> None:
 
 def test_the_example_platform(site: Site) -> None:
     report = judged(site, "example")
-    assert set(report.kept) == LIFE_CYCLE | COMPUTING | {"memory.exhaustion_by_and_by"}
+    assert set(report.kept) == LIFE_CYCLE | COMPUTING | OWN_MEMORY
     assert report.declined.keys() == {
         Clause.GRAPH_CAPTURE,
         Clause.STREAM_PRIORITIES,
@@ -118,16 +85,14 @@ def test_more_problems(site: Site, name: str) -> None:
 @pytest.mark.parametrize("arguments", [(), ("--thorough",)], ids=["short", "thorough"])
 def test_cuda(site: Site, arguments: tuple[str, ...]) -> None:
     report = judged(site, "cuda", *arguments)
-    assert set(report.kept) >= LIFE_CYCLE | COMPUTING | {"copies.pinned", "graph_capture.replay"}
+    assert set(report.kept) >= LIFE_CYCLE | COMPUTING | PINNED | OWN_MEMORY | {"graph_capture.replay"}
 
 
 def test_what_it_is_asked_wrongly(site: Site) -> None:
     unknown = site.run_suite("abacus", "--collect-only")
     assert unknown.returncode == 4
-    assert (
-        "there is no platform abacus: --platform takes one of cuda, rocm, xpu, ascend, metal, example, cpu, null"
-        in (unknown.stderr)
-    )
+    assert "there is no platform abacus: --platform (" in unknown.stderr
+    assert "takes one of cuda, rocm, xpu, ascend, metal, example, cpu, null" in unknown.stderr
 
 
 def test_a_platform_that_is_refused_passes_nothing_over_in_silence(site: Site) -> None:
@@ -141,6 +106,29 @@ def test_a_platform_that_is_refused_passes_nothing_over_in_silence(site: Site) -
     assert len(report.not_judged) > 20
 
 
+def test_it_ships_in_the_wheel(tmp_path: Path) -> None:
+    """Unpacked as an installer would, with nothing of the clone on the path: its own entry point brings the option."""
+    tree, installed = tmp_path / "tree", tmp_path / "installed"
+    tree.mkdir()  # the build leaves a folder behind
+    for name in ("frontend", "engine_core", "device_workers", "kernels", "ipc", *FILES):
+        (tree / name).symlink_to(ROOT / name)
+    command = "import setuptools.build_meta as b, sys; print(b.build_wheel(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", command, str(tmp_path)], cwd=tree, capture_output=True, check=True)
+    with zipfile.ZipFile(next(tmp_path.glob("trimaran-*.whl"))) as wheel:
+        wheel.extractall(installed)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", SUITE, "--platform", "null"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(Report(done.stdout).kept) == LIFE_CYCLE
+
+
 def test_other_test_runs_see_nothing_of_it(site: Site, tmp_path: Path) -> None:
     """The plug-in is installed, and a project of its own has an option of the same name."""
     (tmp_path / "conftest.py").write_text(
@@ -152,6 +140,17 @@ def test_other_test_runs_see_nothing_of_it(site: Site, tmp_path: Path) -> None:
     done = site.run_pytest(str(tmp_path), "--platform", "x", "-q")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Trimaran" not in done.stdout
+
+
+def test_an_option_that_is_taken(site: Site, tmp_path: Path) -> None:
+    """A project's conftest has a --platform: the suite's is then called by its longer name."""
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--platform')\n")
+    done = site.run_pytest("--pyargs", SUITE, "--contract-platform", "null", "--platform", "x", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(Report(done.stdout).kept) == LIFE_CYCLE
+    unnamed = site.run_pytest("--pyargs", SUITE, "--platform", "null", folder=tmp_path)
+    assert unnamed.returncode == 4
+    assert "no platform was named: --platform (--contract-platform, where it is taken)" in unnamed.stderr
 
 
 def test_the_folder_of_a_clone_may_have_any_name(site: Site) -> None:

@@ -378,6 +378,24 @@ def test_pinned_memory_or_an_honest_no(machine: Machine, patch: pytest.MonkeyPat
     assert backend.memory_facts().by_kind[MemoryKind.PINNED_HOST] >= 640
 
 
+@pytest.mark.parametrize("vendor", WITH_GRAPHS)
+def test_a_pool_is_not_used_again_once_its_graphs_are_gone(
+    vendor: str, tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    """Recordings that live share one pool; a handle whose last one is gone would fail inside the allocator."""
+    machine = Machine(vendor, tmp_path)
+    backend = opened(machine.install(patch))
+    handles: list[Any] = []
+    patch.setattr(backend._module, "graph_pool_handle", lambda: handles.append(len(handles)) or handles[-1])
+    x = torch.zeros(4)
+    graphs = [backend.capture_graph(lambda: x.add_(1)) for _ in range(2)]  # type: ignore[arg-type, return-value]
+    assert handles == [0]
+    graphs.clear()
+    gc.collect()
+    graphs.append(backend.capture_graph(lambda: x.add_(1)))  # type: ignore[arg-type, return-value]
+    assert handles == [0, 1]
+
+
 @pytest.mark.user_pain("M2")
 def test_a_shortage_names_who_holds_the_memory(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
     machine = Machine("cuda", tmp_path)
@@ -562,12 +580,17 @@ def test_health_of_an_nvidia_device(tmp_path: Path, patch: pytest.MonkeyPatch) -
     machine = Machine("cuda", tmp_path)
     machine.boards[0].throttle_reasons = 0x40
     machine.boards[0].uncorrected = 3
+    machine.boards[0].holders = {4242: 5 * GIB}
     health = opened(machine.install(patch)).health()
     assert (health.power, health.temperature) == (312.5, 54.0)
     assert (health.compute_utilization, health.memory_utilization) == (0.8, 0.25)
     assert health.clocks == {"graphics": 1830.0, "sm": 1830.0, "memory": 3201.0}
-    assert [error.split(":")[0].split(" ")[-1] for error in health.errors][:1] == ["throttled"]
-    assert "3 uncorrected memory errors" in health.errors[1]
+    assert len(health.throttle_reasons) == 1
+    (error,) = health.errors
+    assert "3 uncorrected memory errors" in error
+    assert health.memory is not None
+    held = health.memory.total_bytes - health.memory.free_bytes
+    assert held == 5 * GIB and sum(health.memory.holders.values()) == 5 * GIB
 
 
 def test_health_of_an_amd_device_and_of_ascend(tmp_path: Path) -> None:

@@ -4,10 +4,15 @@ from api_breaks import API_BREAKS
 from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
+<<<<<<< HEAD
+from hardware_breaks import HARDWARE_BREAKS
+=======
 from hardware_review_breaks import HARDWARE_REVIEW_BREAKS
+>>>>>>> review
 from numerics_breaks import NUMERICS_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
+from suite_breaks import SUITE_BREAKS
 from triton_breaks import TRITON_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
@@ -91,5 +96,7 @@ BREAKS = (
     *NUMERICS_BREAKS,
     *PLATFORM_BREAKS,
     *PROFILE_BREAKS,
+    *SUITE_BREAKS,
     *TRITON_BREAKS,
+    *HARDWARE_BREAKS,
 )

@@ -108,8 +108,8 @@ PLATFORM_BREAKS = (
     Break(
         "D1: hardware that is there passes for absent",
         ACCELERATOR,
-        "            return Refused(reason=reason, hardware=look.hardware)\n        devices, refused",
-        "            return Refused(reason=reason)\n        devices, refused",
+        "            return Refused(reason=reason, hardware=look.hardware)\n        try:\n            devices, refused",
+        "            return Refused(reason=reason)\n        try:\n            devices, refused",
         (*SURFACES, "-k", "says_why"),
     ),
     Break(

@@ -197,6 +197,8 @@ def load(profile, problem, services):
 KERNELS = (
     DeclaredImplementation(name="stranger_silu", kernel="silu_and_mul", loader=load),
     DeclaredImplementation(name="stranger_dream", kernel="dream", loader=load),
+    DeclaredImplementation(name="plain_silu_and_mul", kernel="silu_and_mul", loader=load),
+    DeclaredImplementation(name="stranger_silu", kernel="rms_norm", loader=load),
 )
 """
 
@@ -217,6 +219,9 @@ def test_kernels_of_other_packages_go_first(model: Path, tmp_path: Path, monkeyp
     assert described.registry.resolve("silu_and_mul", described.profile, problem).chosen == "stranger_silu"
     assert described.registry.chain("silu_and_mul")[-1].name == "plain_silu_and_mul", "the reference stays last"
     assert any("stranger_dream is for dream, and there is no such kernel" in text for text in warnings)
+    for name in ("plain_silu_and_mul", "stranger_silu"):  # a name is what verdicts, pins and references go by
+        assert any(f"the name {name} is taken by another one" in text for text in warnings)
+    assert [found.name for found in described.registry.chain("silu_and_mul")].count("plain_silu_and_mul") == 1
     assert any("strangers (nothing:X) are not used: ModuleNotFoundError" in text for text in warnings)
     assert plugin_kernels([], lambda text: None) == ()
 

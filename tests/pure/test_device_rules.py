@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from trimaran.device_workers.affinity import near_cores
 from trimaran.device_workers.dtype_choice import DtypeMeasurements, candidates, choose_dtype
 from trimaran.device_workers.execution.progress import Progress, ProgressWatch
 from trimaran.device_workers.execution.row_table import RowTable
@@ -192,3 +193,18 @@ def test_progress_tells_a_long_step_from_a_stuck_one(monkeypatch: pytest.MonkeyP
     now[0] += 50
     assert watch.look()[0] is None
     assert watch.look()[2] == 0.0
+
+
+def test_a_worker_stays_near_its_device(tmp_path: Path) -> None:
+    for node, cores in ((0, "0-3,8"), (1, "4-7")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
+    device = replace(NEW, platform="cuda", numa_node=1)
+    everything = frozenset(range(9))
+    assert near_cores(device, everything, tmp_path) == {4, 5, 6, 7}
+    assert near_cores(device, frozenset({0, 1, 5}), tmp_path) == {5}
+    assert near_cores(device, frozenset({0, 1}), tmp_path) is None, "none of the near cores may be used"
+    assert near_cores(device, frozenset({4, 5}), tmp_path) is None, "nothing to choose"
+    assert near_cores(replace(device, numa_node=None), everything, tmp_path) is None
+    assert near_cores(replace(device, numa_node=7), everything, tmp_path) is None
+    assert near_cores(replace(device, platform="cpu"), everything, tmp_path) is None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trimaran.device_workers.platforms.host import Host
+from trimaran.device_workers.platforms.host import Host, resident_bytes
 from trimaran.device_workers.platforms.host_health import HostHealth
 from trimaran.device_workers.platforms.visibility import hiding
 
@@ -84,3 +84,32 @@ def test_memory_is_what_the_control_group_allows(tmp_path: Path) -> None:
 )
 def test_which_values_hide_every_device(value: str, hides: bool) -> None:
     assert (hiding({"CUDA_VISIBLE_DEVICES": value}, ("CUDA_VISIBLE_DEVICES",)) is not None) is hides
+
+
+SUPPLIES = "/sys/class/power_supply"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"AC/type": "Mains", "AC/online": "1"}, None),
+        ({"BAT0/type": "Battery", "BAT0/status": "Discharging"}, True),
+        ({"BAT0/type": "Battery", "BAT0/status": "Charging"}, False),
+        ({"BAT0/type": "Battery", "BAT0/status": "Not charging"}, False),
+        ({"BAT0/type": "Battery", "BAT0/status": "Full", "BAT1/type": "Battery", "BAT1/status": "Discharging"}, True),
+        ({"mouse/type": "Battery", "mouse/scope": "Device", "mouse/status": "Discharging"}, None),
+    ],
+)
+def test_what_feeds_the_machine(tmp_path: Path, files: dict[str, str], expected: bool | None) -> None:
+    shown = host(tmp_path, {f"{SUPPLIES}/{name}": text for name, text in files.items()})
+    assert shown.on_battery() is expected
+    assert HostHealth(shown).read().on_battery is expected
+
+
+def test_memory_of_the_host_in_its_health(tmp_path: Path) -> None:
+    """Pages of mapped files are left out of what is ours: the kernel counts them as free to take."""
+    memory = HostHealth(host(tmp_path, {"/proc/meminfo": MEMINFO})).read().memory
+    assert memory is not None and (memory.total_bytes, memory.free_bytes) == (32 << 30, 16 << 30)
+    assert 0 < memory.ours_bytes < resident_bytes()
+    assert HostHealth(Host(root=tmp_path / "nothing")).read().memory is None

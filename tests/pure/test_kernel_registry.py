@@ -117,6 +117,17 @@ def test_one_that_fails_to_load_is_demoted() -> None:
     assert resolution.demoted == {"fast": "RuntimeError: no such instruction"}
 
 
+def test_a_match_that_raises_is_a_reason() -> None:
+    class Odd(DeclaredImplementation):
+        def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
+            raise KeyError("shared_memory")
+
+    odd = Odd(name="odd", kernel="twist", loader=make("any").loader)
+    resolution = Registry((odd, make("plain"))).resolve("twist", CPU, PROBLEM)
+    assert resolution.chosen == "plain"
+    assert resolution.rejected == {"odd": "its match failed: KeyError: 'shared_memory'"}
+
+
 def test_one_that_disagrees_is_demoted() -> None:
     registry = Registry((make("fast"), make("plain")), lambda i, k, p, q, s: "is off" if i.name == "fast" else None)
     _, resolution = registry.load("twist", CPU, PROBLEM, Services())
@@ -184,7 +195,7 @@ def test_no_torch_until_load() -> None:
 @pytest.mark.user_pain("M9")
 def test_verdicts_survive_and_broken_caches_cost_one_warning(tmp_path: Path) -> None:
     warnings: list[str] = []
-    key = verdict_key("fast", CPU, PROBLEM)
+    key = verdict_key(make("fast"), CPU, PROBLEM)
     VerdictCache(tmp_path, warnings.append).put(key, "agrees")
     again = VerdictCache(tmp_path, warnings.append)
     assert (again.get(key), again.num_hits, warnings) == ("agrees", 1, [])
@@ -204,10 +215,10 @@ def test_verdicts_depend_on_device_driver_and_problem() -> None:
     from msgspec.structs import replace
 
     keys = {
-        verdict_key("fast", CPU, PROBLEM),
-        verdict_key("slow", CPU, PROBLEM),
-        verdict_key("fast", replace(CPU, name="another"), PROBLEM),
-        verdict_key("fast", replace(CPU, driver="2"), PROBLEM),
-        verdict_key("fast", CPU, replace(PROBLEM, head_dim=64)),
+        verdict_key(make("fast"), CPU, PROBLEM),
+        verdict_key(make("slow"), CPU, PROBLEM),
+        verdict_key(make("fast"), replace(CPU, name="another"), PROBLEM),
+        verdict_key(make("fast"), replace(CPU, driver="2"), PROBLEM),
+        verdict_key(make("fast"), CPU, replace(PROBLEM, head_dim=64)),
     }
     assert len(keys) == 5

@@ -248,6 +248,28 @@ def test_the_least_of_the_ranks_counts() -> None:
     assert shared.max_num_seqs < alone.max_num_seqs
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_blocks_are_as_many_as_the_least_rank_holds(order: tuple[int, int]) -> None:
+    profile = replace(SMALL, memory_bytes=5 * GIB)
+    settled = settle(ASKED, [hello(profile)])
+    much = loaded(settled, profile)
+    less = replace(much, rank=1, kv_budget_bytes=much.kv_budget_bytes // 2)
+    ranks = [(much, less)[index] for index in order]
+    num_blocks, _, decisions = count_blocks(ASKED, settled, ranks)
+    assert num_blocks == less.kv_budget_bytes // less.kv_bytes_per_block
+    assert "on rank 1" in decisions[0].reason
+
+
+def test_more_blocks_than_fit_are_refused_with_the_largest_that_do() -> None:
+    profile = replace(SMALL, memory_bytes=5 * GIB)
+    settled = settle(ASKED, [hello(profile)])
+    found = loaded(settled, profile)
+    fits = found.kv_budget_bytes // found.kv_bytes_per_block
+    with pytest.raises(Refusal, match=rf"--num-blocks {fits + 1} needs .* GiB.*start with --num-blocks {fits}$"):
+        count_blocks(replace(ASKED, num_blocks=fits + 1), settled, [found])
+    assert count_blocks(replace(ASKED, num_blocks=fits), settled, [found])[0] == fits
+
+
 def test_a_strategy_that_nothing_follows_here_is_not_chosen() -> None:
     """Nor is the block size that it alone would want."""
     told = replace(hello(LARGE), strategy_misfits={AttentionStrategy.BULK_COPY: "not offered on sm_90: a reason"})

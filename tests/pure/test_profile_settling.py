@@ -324,7 +324,7 @@ def described(folder: Path, **options: object) -> tuple[DeviceProfile, dict[str,
         run_directory=str(folder),
         cache_directory=str(folder),
         model=str(folder),
-        platform="cpu",
+        platform=None if options.get("explain") else "cpu",
         num_threads=1,
         **options,  # type: ignore[arg-type]
     )

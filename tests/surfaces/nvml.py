@@ -64,7 +64,10 @@ class NvmlLibrary:
         return _SUCCESS
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
-        memory._obj.total = self._board(handle).memory_bytes
+        board = self._board(handle)
+        memory._obj.total = board.memory_bytes
+        memory._obj.used = sum(board.holders.values())
+        memory._obj.free = board.memory_bytes - sum(board.holders.values())
         return _SUCCESS
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Any, major: Any, minor: Any) -> int:
