@@ -4,11 +4,8 @@ from api_breaks import API_BREAKS
 from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
-<<<<<<< HEAD
 from hardware_breaks import HARDWARE_BREAKS
-=======
 from hardware_review_breaks import HARDWARE_REVIEW_BREAKS
->>>>>>> review
 from numerics_breaks import NUMERICS_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
