@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,12 @@ def _under_load(kernel: str, trigger: Path) -> Act:
     return act
 
 
-_IN_LOAD: dict[str, Act] = {"compile": _miscompile, "resources in load": _exceed, "crash in load": _crash}
+_IN_LOAD: dict[str, Act] = {
+    "slow": lambda arguments: time.sleep(60),
+    "compile": _miscompile,
+    "resources in load": _exceed,
+    "crash in load": _crash,
+}
 _IN_CALL: dict[str, Act] = {
     "resources in call": _exceed,
     "crash in call": _crash,

@@ -247,6 +247,21 @@ class TestBoot:
             assert_right(server, clean)
 
 
+def test_a_start_that_is_ended_shows_nothing_against_a_kernel(demo_folder: Path, tmp_path: Path, cache: Path) -> None:
+    """Whoever loses patience with a compiler twice would else never see the kernel again."""
+    package = BadPackage(tmp_path, "rms_norm", "slow")
+    verdicts = cache / "kernel-verdicts.json"
+
+    def is_tried() -> bool:
+        return verdicts.exists() and "trying" in verdicts.read_text()
+
+    for _ in range(2):
+        with serving(demo_folder, package, cache, wait=False) as server:
+            server.until(is_tried, 30, "the kernel is loaded")
+            assert server.stop(20) == 0
+        assert not is_tried()
+
+
 class TestPins:
     @pytest.mark.parametrize(
         ("fault", "reason"),

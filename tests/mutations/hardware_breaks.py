@@ -147,6 +147,13 @@ HARDWARE_BREAKS = (
         "        if self._num_ranks > 1:\n",
         ("tests/pure/test_guarded_kernels.py",),
     ),
+    Break(
+        "A7: whoever ends two starts demotes a kernel",
+        "device_workers/step_thread.py",
+        "            self._registry.interrupt()\n",
+        "            pass\n",
+        (*KERNELS, "-k", "shows_nothing"),
+    ),
     # A7b: pins and forbids
     Break(
         "A7b: a pin that fails falls back in silence",
