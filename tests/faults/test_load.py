@@ -294,6 +294,39 @@ def test_m10_the_first_request_is_as_fast_as_the_next(demo_folder: Path) -> None
         assert server.metrics()["kernels_compiled_after_ready_total"] == 0
 
 
+@pytest.mark.user_pain("M5")
+@pytest.mark.model
+def test_m5_the_largest_batch_of_the_longest_prompts(demo_folder: Path) -> None:
+    """All rows full to the limit, with log-probabilities: nothing fails, and memory stays within what was announced."""
+    length, rows, spare_bytes = 512, 8, 64 << 20
+    options = ("--max-model-len", str(length), "--max-num-seqs", str(rows))
+    with Server(demo_folder, *options, script=None) as server:
+        (worker,) = server.pids("worker")
+        process = psutil.Process(worker)
+        before, announced = process.memory_info().rss, server.http.get("/v1/server_info").json()["memory"]
+        answers: list[httpx.Response] = []
+        peak = [before]
+
+        def ask(number: int) -> None:
+            prompt = [(100 + 31 * number + 7 * place) % 4000 + 5 for place in range(length - 8)]
+            body = {"model": server.model, "prompt": prompt, "max_tokens": 8, "ignore_eos": True}
+            sampling = {"temperature": 0.9, "logprobs": 5, "presence_penalty": 0.5, "seed": number}
+            answers.append(server.http.post("/v1/completions", json=body | sampling, timeout=110))
+
+        crowd = [threading.Thread(target=ask, args=(number,)) for number in range(2 * rows)]
+        for thread in crowd:
+            thread.start()
+        while any(thread.is_alive() for thread in crowd):
+            peak.append(process.memory_info().rss)
+            time.sleep(0.05)
+        assert [answer.status_code for answer in answers] == [200] * 2 * rows, [answer.text for answer in answers][-1]
+        for answer in answers:
+            (choice,) = answer.json()["choices"]
+            assert choice["finish_reason"] == "length" and len(choice["logprobs"]["tokens"]) == 8
+        assert max(peak) - before <= spare_bytes, "steps took memory that was not set aside before"
+        assert announced["kv_cache"] >= rows * length * 23_040
+
+
 @pytest.mark.user_pain("M12")
 @pytest.mark.parametrize(
     ("seconds", "platform"),
