@@ -36,6 +36,20 @@ NAMES = (
     "wrong_sum",
 )
 """As in `broken_platforms`, which a process that has the example device imports."""
+IN_EVERY_RUN = {
+    *(
+        "careless",
+        "unordered",
+        "silent",
+        "stale",
+        "leaking",
+        "poisoned",
+        "truncating",
+        "wrong_math",
+        "mute",
+        "wrong_sum",
+    ),
+}
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +92,9 @@ def test_the_sound_one_keeps_what_the_others_break(site: Site, expected: dict[st
     assert set(Report(done.stdout).kept) == clauses - {"collectives.two_ranks"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
+)
 def test_a_broken_one_fails_by_name(site: Site, expected: dict[str, tuple[str, str]], name: str) -> None:
     clause, words = expected[name]
     done = site.run_suite(name, "--clause", clause)

@@ -94,11 +94,16 @@ def assert_right(server: Server, clean: tuple[Path, dict[str, list[Any]]], kind:
     [
         ("rms_norm", "compile", "RuntimeError: ptxas fatal"),
         ("paged_attention", "resources in load", "OutOfResources: out of resource: shared memory"),
-        ("silu_and_mul", "resources in call", "OutOfResources: out of resource: shared memory"),
+        pytest.param(
+            "silu_and_mul",
+            "resources in call",
+            "OutOfResources: out of resource: shared memory",
+            marks=pytest.mark.long,
+        ),
         ("fused_add_rms_norm", "wrong", "disagrees with its reference"),
-        ("greedy_sample", "wrong", "disagrees with its reference"),
-        ("silu_and_mul", "meddles", "changes its argument 1"),
-        ("linear", "wrong", "disagrees with its reference"),
+        pytest.param("greedy_sample", "wrong", "disagrees with its reference", marks=pytest.mark.long),
+        pytest.param("silu_and_mul", "meddles", "changes its argument 1", marks=pytest.mark.long),
+        pytest.param("linear", "wrong", "disagrees with its reference", marks=pytest.mark.long),
     ],
 )
 def test_one_that_cannot_be_used_is_passed_over(
@@ -111,7 +116,7 @@ def test_one_that_cannot_be_used_is_passed_over(
         assert server.metrics()["engine_generation"] == 1
 
 
-@pytest.mark.parametrize("fault", ["crash in load", "crash in call"])
+@pytest.mark.parametrize("fault", ["crash in load", pytest.param("crash in call", marks=pytest.mark.long)])
 def test_one_that_kills_the_worker_is_passed_over_after_two_deaths(
     demo_folder: Path, tmp_path: Path, cache: Path, clean: Any, fault: str
 ) -> None:
@@ -132,16 +137,16 @@ class TestUnderLoad:
     @pytest.mark.parametrize(
         ("kernel", "kind"),
         [
-            ("embed", "plain"),
-            ("rotary_and_kv_write", "plain"),
+            pytest.param("embed", "plain", marks=pytest.mark.long),
+            pytest.param("rotary_and_kv_write", "plain", marks=pytest.mark.long),
             ("paged_attention", "plain"),
-            ("fused_add_rms_norm", "plain"),
+            pytest.param("fused_add_rms_norm", "plain", marks=pytest.mark.long),
             ("fused_add_rms_norm", "penalised"),
             ("apply_penalties", "penalised"),
-            ("greedy_sample", "logprobs"),
+            pytest.param("greedy_sample", "logprobs", marks=pytest.mark.long),
             ("sample", "drawn"),
             ("token_logprobs", "logprobs"),
-            ("token_logprobs", "drawn"),
+            pytest.param("token_logprobs", "drawn", marks=pytest.mark.long),
         ],
     )
     def test_no_stream_notices(
@@ -172,6 +177,7 @@ class TestUnderLoad:
             assert server.metrics()["engine_generation"] == 1
             assert_right(server, clean)
 
+    @pytest.mark.long
     def test_ranks_start_again_together(self, demo_folder: Path, tmp_path: Path, cache: Path) -> None:
         """One that went on alone might compute otherwise than the others."""
         package = BadPackage(tmp_path, "embed", "under load")
@@ -235,7 +241,7 @@ class TestBoot:
             assert server.metrics()["engine_generation"] == 1
             assert_right(server, clean)
 
-    @pytest.mark.parametrize("kernel", ["fused_add_rms_norm", "rms_norm"])
+    @pytest.mark.parametrize("kernel", ["fused_add_rms_norm", pytest.param("rms_norm", marks=pytest.mark.long)])
     def test_first_failure_in_the_recording(
         self, demo_folder: Path, tmp_path: Path, cache: Path, clean: Any, kernel: str
     ) -> None:
@@ -268,7 +274,7 @@ class TestPins:
         [
             ("compile", "ptxas fatal"),
             ("wrong", "disagrees with its reference"),
-            ("warm-up", "it does not work in warm_up"),
+            pytest.param("warm-up", "it does not work in warm_up", marks=pytest.mark.long),
             ("capture", "it does not work in _capture"),
         ],
     )
