@@ -201,7 +201,7 @@ class TensorEngine:
             "weights": self._weight_bytes,
             "activations": self._activations.num_bytes + self._builder.num_bytes,
             "kv_cache": self._cache.num_bytes,
-            "graphs": self._graphs.num_bytes,
+            **({"graphs": self._graphs.num_bytes} if self._graphs.num_bytes else {}),
         }
 
     def _capture(self) -> None:

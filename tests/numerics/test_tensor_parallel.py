@@ -54,6 +54,7 @@ def test_two_ranks(tmp_path: Path, cache: Path, name: str, record_property: Call
     judge(reference, answers(tmp_path, prompts(), 20, cache, tensor_parallel=2), 2, record_property)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_demo_model_on_three_ranks(
     demo_folder: Path,

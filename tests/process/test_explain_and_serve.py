@@ -112,7 +112,8 @@ def test_phases_tell_where_the_time_went_and_the_second_start_compiles_nothing(m
     first, second = (_timed_start(model, "--cache-dir", str(tmp_path)) for _ in range(2))
     for took, phases in (first, second):
         assert sum(phases.values()) == pytest.approx(took, rel=0.05, abs=0.3), phases
-    assert second[1]["kernels"] < 0.3 * first[1]["kernels"]
+    compiling = [phases["kernels"] + phases.get("dtype measurement", 0.0) for _, phases in (first, second)]
+    assert compiling[1] < 0.3 * compiling[0], "whichever phase is the first to need the C++ kernels builds them"
     assert second[1].get("dtype measurement", 0.0) == 0.0
 
 
