@@ -250,6 +250,16 @@ class BackendParts:
     on_battery: Callable[[], bool | None]
 
 
+def _end_allocating(device: torch.device, pool: Any) -> None:
+    """The allocator of a recording that the driver broke off believes in it for ever, and gives nothing back that it
+    keeps for later. Torch has no public name for this; `torch.cuda.use_mem_pool` calls the same.
+    """
+    end = getattr(torch._C, f"_{device.type}_endAllocateToPool", None)
+    if end is not None and pool is not None and device.type != "cpu":
+        with suppress(RuntimeError):  # it had ended in order
+            end(device.index or 0, pool)
+
+
 class AcceleratorGraph:
     """Work recorded by the vendor's graph class, for the sizes that it was recorded with."""
 
@@ -377,6 +387,7 @@ class AcceleratorBackend:
         """After a recording that failed: its stream and memory pool may still believe that they are recording."""
         with suppress(RuntimeError):
             native.reset()
+        _end_allocating(self.torch_device, self._graph_pool)
         self._capture_stream = self._graph_pool = None
         self.synchronize()
 

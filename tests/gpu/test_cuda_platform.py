@@ -217,6 +217,19 @@ def test_recordings_that_cannot_be_are_refused_and_harmless(backend: Backend) ->
     assert float(x.sum()) == 16
 
 
+def test_after_a_broken_recording_kept_memory_is_given_back(backend: Backend) -> None:
+    """Of two halves of what is free, the second finds room once the first is only kept by the allocator."""
+    x = torch.ones(8, device="cuda")
+    with pytest.raises(NotSupported):
+        backend.capture_graph(lambda: print(x.sum().item()))
+    backend.release_cached_memory()
+    free = backend.memory_facts().free_bytes
+    for share in (0.4, 0.7):
+        memory = backend.allocate_memory(int(free * share), kind=MemoryKind.DEVICE, alignment_bytes=256)
+        del memory
+    backend.release_cached_memory()
+
+
 def test_health(backend: Backend) -> None:
     with backend.streams.use(backend.streams.create_stream(StreamPriority.LOW)):
         spin(100)
