@@ -254,6 +254,8 @@ def _end_allocating(device: torch.device, pool: Any) -> None:
     """The allocator of a recording that the driver broke off believes in it for ever, and gives nothing back that it
     keeps for later. Torch has no public name for this; `torch.cuda.use_mem_pool` calls the same.
     """
+    import torch
+
     end = getattr(torch._C, f"_{device.type}_endAllocateToPool", None)
     if end is not None and pool is not None and device.type != "cpu":
         with suppress(RuntimeError):  # it had ended in order
