@@ -2,9 +2,14 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
+import httpx
 import pytest
+
+from trimaran.tests.server import free_port
+from trimaran.tests.tiny_models import save, save_tokenizer, variants
 
 ENTRYPOINT = Path(__file__).parents[2] / "containers" / "entrypoint.sh"
 STAND_IN = """#!/bin/sh
@@ -75,6 +80,37 @@ def test_small_shared_memory_for_real(tmp_path: Path) -> None:
         pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
     assert done.returncode == 2
     assert "/dev/shm has 8 MiB" in done.stderr and "--shm-size" in done.stderr
+
+
+@pytest.mark.timeout(100)
+def test_the_real_commands_outside_a_container(tmp_path: Path) -> None:
+    """Doctor's table, then a server that becomes ready, and ends as it is told to."""
+    command = tmp_path / "bin" / "trimaran"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m trimaran.frontend.launch.commands "$@"\n')
+    command.chmod(0o755)
+    tiny = tmp_path / "model"
+    save(variants()["qwen3"], tiny)
+    save_tokenizer(tiny)
+    port = free_port()
+    words = [str(tiny), "--platform", "null", "--port", str(port), "--run-dir", str(tmp_path)]
+    path = f"{command.parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "SHARED_MEMORY_DIRECTORY": str(tmp_path)}
+    started = subprocess.Popen([str(ENTRYPOINT), *words], env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        assert started.stderr is not None
+        said = []
+        for line in started.stderr:
+            said.append(line)
+            if line.startswith("Ready after"):
+                break
+        text = "".join(said)
+        assert "verdict" in text and text.index("this machine can serve") < text.index("Listening on")
+        assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+    finally:
+        started.terminate()
+        started.communicate(timeout=60)
+    assert started.returncode == 0
 
 
 def test_several_devices_need_more(tmp_path: Path) -> None:
