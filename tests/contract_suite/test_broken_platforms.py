@@ -84,6 +84,7 @@ def test_the_sound_one_passes(site: Site) -> None:
     assert set(report.kept) == LIFE_CYCLE | COMPUTING | HEALTH | PINNED | OWN_MEMORY | SIDE_BY_SIDE | some
 
 
+@pytest.mark.long
 def test_the_sound_one_keeps_what_the_others_break(site: Site, expected: dict[str, tuple[str, str]]) -> None:
     """But for collectives, which it has none of; the processor's run judges those."""
     clauses = {clause for clause, _ in expected.values()}

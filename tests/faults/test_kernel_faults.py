@@ -142,9 +142,9 @@ class TestUnderLoad:
             ("paged_attention", "plain"),
             pytest.param("fused_add_rms_norm", "plain", marks=pytest.mark.long),
             ("fused_add_rms_norm", "penalised"),
-            ("apply_penalties", "penalised"),
+            pytest.param("apply_penalties", "penalised", marks=pytest.mark.long),
             pytest.param("greedy_sample", "logprobs", marks=pytest.mark.long),
-            ("sample", "drawn"),
+            pytest.param("sample", "drawn", marks=pytest.mark.long),
             ("token_logprobs", "logprobs"),
             pytest.param("token_logprobs", "drawn", marks=pytest.mark.long),
         ],
@@ -162,6 +162,7 @@ class TestUnderLoad:
             assert sum(package.implementation in line for line in server.lines if "takes over" in line) == 1
             server.assert_idle()
 
+    @pytest.mark.long
     @pytest.mark.parametrize("fields", [PLAIN, {**PLAIN, "prompt_logprobs": 1}], ids=["plain", "prompt logprobs"])
     def test_beside_a_recording(
         self, demo_folder: Path, tmp_path: Path, cache: Path, clean: Any, fields: dict[str, Any]
@@ -195,6 +196,7 @@ class TestUnderLoad:
             assert [metrics[f'{serving_now}"{rank}"}}'] for rank in range(3)] == [1, 1, 1]
             assert answer(server, 0, PLAIN) == before
 
+    @pytest.mark.long
     def test_a_packed_weight_needs_a_new_worker(
         self, demo_folder: Path, tmp_path: Path, cache: Path, clean: Any
     ) -> None:
@@ -234,6 +236,7 @@ def streamed(server: Server, package: BadPackage, fields: dict[str, Any]) -> lis
 
 
 class TestBoot:
+    @pytest.mark.long
     def test_first_failure_in_the_warm_up(self, demo_folder: Path, tmp_path: Path, cache: Path, clean: Any) -> None:
         package = BadPackage(tmp_path, "fused_add_rms_norm", "warm-up", recorded=True)
         with serving(demo_folder, package, cache) as server:
@@ -253,6 +256,7 @@ class TestBoot:
             assert_right(server, clean)
 
 
+@pytest.mark.long
 def test_a_start_that_is_ended_shows_nothing_against_a_kernel(demo_folder: Path, tmp_path: Path, cache: Path) -> None:
     """Whoever loses patience with a compiler twice would else never see the kernel again."""
     package = BadPackage(tmp_path, "rms_norm", "slow")
@@ -275,7 +279,7 @@ class TestPins:
             ("compile", "ptxas fatal"),
             ("wrong", "disagrees with its reference"),
             pytest.param("warm-up", "it does not work in warm_up", marks=pytest.mark.long),
-            ("capture", "it does not work in _capture"),
+            pytest.param("capture", "it does not work in _capture", marks=pytest.mark.long),
         ],
     )
     def test_one_that_fails_is_refused_at_start(
@@ -314,6 +318,7 @@ class TestPins:
             assert_right(server, clean)
 
 
+@pytest.mark.long
 def test_two_servers_with_one_cache(demo_folder: Path, tmp_path: Path, cache: Path, clean: Any) -> None:
     """What one of them learns under load stays known, whatever the other writes; the file stays whole."""
     package = BadPackage(tmp_path, "apply_penalties", "under load")

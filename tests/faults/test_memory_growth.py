@@ -47,6 +47,7 @@ def test_streams_end_well_and_newcomers_are_told(demo_folder: Path) -> None:
         server.assert_idle()
 
 
+@pytest.mark.long
 def test_streams_without_end_have_the_drain_limit(demo_folder: Path) -> None:
     with nothing_left(leaking(demo_folder, LEAKS, "--drain-timeout", "2")) as server:
         crowd = Crowd(server)

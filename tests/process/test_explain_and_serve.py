@@ -57,8 +57,13 @@ ODD = {
 }
 
 
+IN_EVERY_RUN = "two ranks, pinned"
+
+
 @pytest.mark.user_pain("M7")
-@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize(
+    "case", [case if case == IN_EVERY_RUN else pytest.param(case, marks=pytest.mark.long) for case in ODD]
+)
 def test_what_was_explained_is_served(model: Path, cache: str, case: str) -> None:
     options = (*ODD[case], "--cache-dir", cache)
     info = served(model, *options)

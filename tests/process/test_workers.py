@@ -178,6 +178,7 @@ def test_script_and_pure_function_agree_on_ends() -> None:
     assert expected_tokens([7, 8], 3, 100, script=NullScript(mode="echo")) == [7, 8, 7]
 
 
+@pytest.mark.long
 async def test_cpu_workers_in_parallel(tmp_path: Path) -> None:
     """Two ranks and the single one say the same, and the ranks agree on every hash."""
     from ..tiny_models import save, variants
