@@ -185,9 +185,9 @@ PLATFORM_BREAKS = (
     # M
     Break(
         "M2: a shortage does not say who holds the memory",
-        "device_workers/memory/memory_plan.py",
-        '    held = f"; held by {holders}" if holders else ""',
-        '    held = ""',
+        "engine_core/negotiation.py",
+        '    return f"; {told}"\n',
+        '    return ""\n',
         (*SURFACES, "-k", "shortage"),
     ),
     Break(
