@@ -16,6 +16,7 @@ from ...ipc.conditions import DeviceFault, StepFailed, TrimaranError
 from ...ipc.facts import DeviceProfile, Problem, Resolution
 from ...kernels.implementation import Kernel, Services
 from ...kernels.registry import KernelChoiceRefused, KernelChoices, Registry, failure_text
+from ..memory.exhaustion import is_exhaustion
 
 PACKED = ("linear",)
 """Their weights are packed for the implementation that serves: another one could not read them."""
@@ -55,8 +56,8 @@ class GuardedKernel:
         except (MemoryError, TrimaranError):
             raise
         except Exception as error:  # vendor code and compilers may raise anything
-            if _is_exhaustion(error):
-                raise
+            if isinstance(error, RuntimeError) and is_exhaustion(error):
+                raise  # no fault of the kernel's
             self.replace(error)
             if self._is_in_place:
                 raise KernelReplaced(self._name) from error
@@ -73,11 +74,6 @@ class PackedKernel(GuardedKernel):
     def _take(self, kernel: Kernel) -> None:
         super()._take(kernel)
         self.pack = kernel.pack  # type: ignore[attr-defined]
-
-
-def _is_exhaustion(error: Exception) -> bool:
-    """Torch's way to say that memory ran out: no fault of the kernel's."""
-    return type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
 
 
 class KernelSet:

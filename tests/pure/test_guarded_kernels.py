@@ -104,7 +104,15 @@ def test_a_pin_holds() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory"), StepFailed("x")],
+    [
+        MemoryError(),
+        OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("can't allocate memory"),
+        RuntimeError("NPU out of memory. Tried to allocate 64.00 GiB"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 5.00 GB)"),
+        RuntimeError("level_zero backend failed with error: 40 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"),
+        StepFailed("x"),
+    ],
     ids=repr,
 )
 def test_memory_that_runs_out_is_no_fault_of_a_kernel(error: Exception) -> None:
