@@ -66,7 +66,6 @@ class InspectionConfiguration(Struct, frozen=True, kw_only=True, tag="inspection
 
     task: Task
     worker: WorkerConfiguration
-    has_model: bool = False
     tests: tuple[str, ...] = ()
 
 

@@ -10,6 +10,7 @@ from ...ipc.conditions import TrimaranError
 from ...ipc.facts import Decision, Resolution
 from ...ipc.server_info import ServerInfo
 from .ending import guarded
+from .inspections import split_json
 from .options import Options, inherited_environment, read_options
 from .progress import SilentProgress
 from .supervisor import Supervisor
@@ -41,9 +42,10 @@ def explain(arguments: Sequence[str]) -> int:
         return 0
 
     def body() -> int:
-        options = read_options([word for word in arguments if word != "--json"], inherited_environment()).options
+        as_json, words = split_json(arguments)
+        options = read_options(words, inherited_environment()).options
         info = asyncio.run(ask_how_it_is_served(options))
-        if "--json" in arguments:
+        if as_json:
             print_json(info)
         else:
             print_tables(tables(info))

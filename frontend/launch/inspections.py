@@ -45,7 +45,6 @@ class Inspection(Actor):
         task: Task,
         tell: Callable[[FromChild], None],
         *,
-        model: Path | None = None,
         tests: tuple[str, ...] = (),
         on_phase: Callable[[Phase], None] = lambda phase: None,
         on_line: Callable[[str], None] = lambda line: None,
@@ -54,7 +53,6 @@ class Inspection(Actor):
         self._options = options
         self._task = task
         self._tell = tell
-        self._model = model
         self._tests = tests
         self._on_phase = on_phase
         self._on_line = on_line
@@ -90,7 +88,7 @@ class Inspection(Actor):
         worker = worker_configuration(
             options,
             birth,
-            model=self._model or Path(),
+            model=Path(),
             rank=0,
             generation=1,
             num_threads=num_threads,
@@ -106,10 +104,7 @@ class Inspection(Actor):
             death_pipe=self._death_pipe[0],
             listener=self,
         )
-        configuration = InspectionConfiguration(
-            task=self._task, worker=worker, has_model=self._model is not None, tests=self._tests
-        )
-        self._child.send(Begin(configuration))
+        self._child.send(Begin(InspectionConfiguration(task=self._task, worker=worker, tests=self._tests)))
         self._wait_for_more()
 
     def _wait_for_more(self) -> None:
