@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from ..ipc.conditions import Refusal
-from ..ipc.configuration import MAX_RANKS, CoreConfiguration
+from ..ipc.configuration import CoreConfiguration
 from ..ipc.facts import (
     AttentionStrategy,
     Decision,
@@ -235,18 +235,12 @@ def _check_weights(
 
 
 def _enough_ranks(asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile, room: Room) -> int | None:
-    """Ranks at which the weights leave a fifth of such devices, among those that divide the heads. A processor has no
-    second memory to spread over.
-    """
+    """Ranks at which the weights leave a fifth of such devices. A processor has no second memory to spread over."""
     if profile.platform == "cpu":
         return None
     whole = model.loaded_bytes * asked.num_ranks
-    for ranks in range(asked.num_ranks + 1, MAX_RANKS + 1):
-        shares_kv = model.num_kv_heads % ranks == 0 or ranks % model.num_kv_heads == 0
-        divides = model.num_heads % ranks == 0 and shares_kv and model.intermediate_size % ranks == 0
-        if divides and whole * 5 <= room.spendable_bytes * 4 * ranks:
-            return ranks
-    return None
+    more = (ranks for ranks in model.tensor_parallel_sizes if ranks > asked.num_ranks)
+    return next((ranks for ranks in more if whole * 5 <= room.spendable_bytes * 4 * ranks), None)
 
 
 def _least_share(model: ModelFacts, memory: MemoryFacts) -> float:

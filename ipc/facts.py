@@ -197,13 +197,13 @@ _PACKING_DIVISOR = 200
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """What the engine must know of a model to plan for it. Bytes are per rank; KV bytes per token, over all layers.
 
-    `weight_bytes` counts what a rank holds once loaded, without what kernels add by packing.
+    `weight_bytes` counts what a rank holds once loaded, without what kernels add by packing. `tensor_parallel_sizes`
+    are the numbers of ranks that the model divides among, in order.
     """
 
     architecture: str
     num_layers: int
     hidden_size: int
-    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -212,6 +212,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     dtype: str
     kv_dtype: str
     num_parameters: int
+    tensor_parallel_sizes: tuple[int, ...]
     weight_bytes: int
     kv_bytes_per_token: int
     step_bytes_per_token: int = 0

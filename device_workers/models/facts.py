@@ -11,7 +11,7 @@ from ...ipc.facts import ModelFacts, Problem
 from ...ipc.worker_messages import Settled
 from .config import ModelConfig
 from .parameters import num_parameters, num_rank_parameters
-from .sharding import Shard
+from .sharding import Shard, sizes_that_divide
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -34,7 +34,6 @@ def make_facts(
         architecture=config.architecture,
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -43,6 +42,7 @@ def make_facts(
         dtype=dtype,
         kv_dtype=dtype,
         num_parameters=num_parameters(config),
+        tensor_parallel_sizes=sizes_that_divide(config),
         weight_bytes=num_rank_parameters(config, shard) * item_bytes,
         kv_bytes_per_token=2 * config.num_layers * shard.num_kv_heads * config.head_dim * item_bytes,
         step_bytes_per_token=_step_bytes_per_token(config, shard, item_bytes),

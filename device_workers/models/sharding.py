@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ipc.conditions import Refusal
+from ...ipc.configuration import MAX_RANKS
 from .config import ModelConfig
 
 
@@ -27,9 +28,10 @@ class Shard:
     vocab_end: int
 
 
-def sizes_that_divide(config: ModelConfig) -> list[int]:
+def sizes_that_divide(config: ModelConfig) -> tuple[int, ...]:
     """Tensor parallel sizes this model can run at."""
-    return [size for size in range(1, config.num_heads + 1) if _divides(config, size)]
+    most = min(config.num_heads, MAX_RANKS)
+    return tuple(size for size in range(1, most + 1) if _divides(config, size))
 
 
 def _divides(config: ModelConfig, num_ranks: int) -> bool:

@@ -163,7 +163,6 @@ def null_model_facts(model: str, settings: NullSettings, max_model_len: int | No
         architecture="null",
         num_layers=1,
         hidden_size=1,
-        intermediate_size=1,
         num_heads=1,
         num_kv_heads=1,
         head_dim=1,
@@ -172,6 +171,7 @@ def null_model_facts(model: str, settings: NullSettings, max_model_len: int | No
         dtype="float32",
         kv_dtype="float32",
         num_parameters=0,
+        tensor_parallel_sizes=(1,),
         weight_bytes=0,
         kv_bytes_per_token=_KV_BYTES_PER_TOKEN,
     )

@@ -87,7 +87,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 def test_sizes_that_divide() -> None:
     config = parse_config(SMOL)
-    assert sizes_that_divide(config) == [1, 3]
+    assert sizes_that_divide(config) == (1, 3)
     shard = make_shard(config, 2, 3)
     assert (shard.num_heads, shard.num_kv_heads, shard.first_kv_head, shard.intermediate_size) == (3, 1, 2, 512)
     assert (shard.vocab_begin, shard.vocab_end) == (32768, 49152)
@@ -99,7 +99,7 @@ def test_key_value_heads_are_shared_by_ranks_where_they_are_fewer() -> None:
     config = parse_config(
         SMOL | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 101}
     )
-    assert sizes_that_divide(config) == [1, 2, 4, 8]
+    assert sizes_that_divide(config) == (1, 2, 4, 8)
     shards = [make_shard(config, rank, 8) for rank in range(8)]
     assert [shard.first_kv_head for shard in shards] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert {shard.num_kv_heads for shard in shards} == {1}
@@ -110,6 +110,7 @@ def test_key_value_heads_are_shared_by_ranks_where_they_are_fewer() -> None:
 def test_facts() -> None:
     config = parse_config(SMOL)
     facts = make_facts(config, make_shard(config, 0, 3), dtype="bfloat16", kv_dtype="auto", max_model_len=4096)
+    assert facts.tensor_parallel_sizes == (1, 3)
     assert facts.num_parameters == num_parameters(config) == 134_515_008
     assert facts.kv_bytes_per_token == 2 * 30 * 1 * 64 * 2
     assert facts.max_model_len == 4096

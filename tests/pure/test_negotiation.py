@@ -55,7 +55,6 @@ MODEL = ModelFacts(  # the shape of a Qwen3-0.6B
     architecture="Qwen3ForCausalLM",
     num_layers=28,
     hidden_size=1024,
-    intermediate_size=3072,
     num_heads=16,
     num_kv_heads=8,
     head_dim=128,
@@ -64,6 +63,7 @@ MODEL = ModelFacts(  # the shape of a Qwen3-0.6B
     dtype="bfloat16",
     kv_dtype="bfloat16",
     num_parameters=596_000_000,
+    tensor_parallel_sizes=(1, 2, 4, 8, 16),
     weight_bytes=1_500_000_000,
     kv_bytes_per_token=114_688,
     step_bytes_per_token=42_000,
@@ -319,7 +319,7 @@ def test_a_cache_below_one_block_is_refused_before_weights_are_read() -> None:
 
 
 def test_the_ranks_that_are_named_divide_the_model() -> None:
-    odd = replace(MODEL, num_heads=9, num_kv_heads=3, intermediate_size=1536)
+    odd = replace(MODEL, num_heads=9, num_kv_heads=3, tensor_parallel_sizes=(1, 3))
     with pytest.raises(Refusal, match="--tensor-parallel 3"):
         settle(ASKED, [hello(replace(SMALL, memory_bytes=GIB), model=odd)])
     with pytest.raises(Refusal) as refused:
