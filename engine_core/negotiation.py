@@ -4,7 +4,7 @@ Every choice comes back as a Decision with its reason; a value the user gave is 
 fits. Two parts: `settle` before weights are read, `count_blocks` when what is left for the KV cache is known.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct, structs
 
@@ -13,28 +13,21 @@ from ..ipc.configuration import CoreConfiguration
 from ..ipc.facts import (
     AttentionStrategy,
     Decision,
-    DeviceCapability,
     DeviceProfile,
-    Feature,
     MemoryFacts,
     ModelFacts,
     QueueOrdering,
 )
 from ..ipc.worker_messages import Loaded, Settled, WorkerHello
+from .policies import choose_attention_strategy, choose_graph_buckets, choose_queue_ordering
 
 _GIB = 1 << 30
 BLOCK_SIZES = (8, 16, 32, 64, 128)
-MAX_GRAPH_TOKENS = 512
 _UNKNOWN_SEQS, _UNKNOWN_TOKENS = 256, 2048
-MANY_BLOCKS, FEW_BLOCKS = 256, 64
-"""Thread blocks that run at once: from MANY on, long sequences first; up to FEW, short ones first."""
 _STEP_S = 0.25
 _PREFILL_EFFICIENCY = 0.5  # of the matrix rate: what a prefill of some hundred tokens was measured to reach
 _STEP_SHARE = 0.1  # of the memory that weights leave, for the buffers of a step
 _TYPICAL_TOKENS = 256  # of one running sequence, to guess how many a KV cache holds
-_SMALL_BLOCK_BYTES = 64 << 10
-_SMALL_MULTIPROCESSORS = 32
-_LEAST_BULK_BLOCK = 16
 _FEW_ROWS = 8
 _ESTIMATE_MARGIN = 0.97  # packing adds a little to the weights: an early answer must still hold after loading
 
@@ -58,13 +51,13 @@ def settle(asked: CoreConfiguration, hellos: Sequence[WorkerHello]) -> Settled:
     room = _room(hellos)
     if room is not None:
         _check_weights(asked, model, profile, room, hellos[0].memory)
-    strategy = _attention_strategy(asked, model, profile, hellos[0].strategy_misfits)
+    strategy = choose_attention_strategy(asked, model, profile, hellos[0].strategy_misfits)
     sizes = _sizes(asked, model, profile, room, strategy)
     if room is not None:
         _check_wishes(asked, model, profile, room, strategy, sizes, hellos[0].memory)
     chunk = _max_chunk_tokens(asked, sizes.num("max_batched_tokens"))
-    buckets, graphs = _graph_buckets(asked, profile, sizes.num("max_num_seqs"), sizes.num("max_batched_tokens"))
-    ordering = _queue_ordering(asked, profile)
+    buckets, graphs = choose_graph_buckets(asked, profile, sizes.num("max_num_seqs"), sizes.num("max_batched_tokens"))
+    ordering = choose_queue_ordering(asked, profile)
     kv_dtype = Decision(name="kv_dtype", value=model.kv_dtype, reason="that of the activations")
     decisions = (*sizes.decisions, chunk, graphs, kv_dtype, strategy, ordering)
     return Settled(
@@ -355,64 +348,6 @@ class _Need(Struct, frozen=True, kw_only=True):
 # sizes
 
 
-def _attention_strategy(
-    asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile, misfits: Mapping[AttentionStrategy, str]
-) -> Decision:
-    name = "attention_strategy"
-    if asked.attention_strategy is not None:
-        misfit = misfits.get(AttentionStrategy(asked.attention_strategy))
-        reason = "as asked" if misfit is None else f"as asked, but the next that fits serves: {misfit}"
-        return Decision(name=name, value=asked.attention_strategy, reason=reason, overridden=True)
-    value, reason = _fitting_strategy(model, profile, misfits, asked.block_size)
-    return Decision(name=name, value=value, reason=reason)
-
-
-def _fitting_strategy(
-    model: ModelFacts, profile: DeviceProfile, misfits: Mapping[AttentionStrategy, str], block_size: int | None
-) -> tuple[AttentionStrategy, str]:
-    capability = profile.capability
-    if Feature.TRITON not in capability.features:
-        return AttentionStrategy.PLAIN, f"the others need Triton, which {profile.name} does not have"
-    shared = capability.shared_memory_per_block_bytes
-    sizes = _sizes_in_words(capability)
-    no_bulk = _why_no_bulk_copies(model, capability, misfits, block_size)
-    if no_bulk is None:
-        return AttentionStrategy.BULK_COPY, f"the device copies whole tiles by itself; {sizes}"
-    multiprocessors = capability.num_multiprocessors
-    is_small = multiprocessors is not None and multiprocessors <= _SMALL_MULTIPROCESSORS
-    is_small = is_small or (shared is not None and shared < _SMALL_BLOCK_BYTES)
-    small, large = AttentionStrategy.LOW_OCCUPANCY, AttentionStrategy.TILED
-    if small not in misfits and (is_small or large in misfits):
-        return small, f"small tiles leave no multiprocessor idle; {sizes}"
-    if large not in misfits:
-        return large, f"{no_bulk}, and there is room for large tiles; {sizes}"
-    return AttentionStrategy.PLAIN, f"no tiles fit: {misfits[large]}"
-
-
-def _sizes_in_words(capability: DeviceCapability) -> str:
-    count, shared = capability.num_multiprocessors, capability.shared_memory_per_block_bytes
-    known = [] if count is None else [f"{count} multiprocessors"]
-    known += [] if shared is None else [f"{shared >> 10} KiB of shared memory a block"]
-    return " with ".join(known) or "the device's sizes are not known"
-
-
-def _why_no_bulk_copies(
-    model: ModelFacts,
-    capability: DeviceCapability,
-    misfits: Mapping[AttentionStrategy, str],
-    block_size: int | None,
-) -> str | None:
-    if Feature.BULK_TENSOR_COPY not in capability.features:
-        return "no bulk copies"
-    if AttentionStrategy.BULK_COPY in misfits:
-        return f"no bulk copies ({misfits[AttentionStrategy.BULK_COPY]})"
-    if model.head_dim * 2 % 16:
-        return f"no bulk copies of heads of {model.head_dim}"
-    if block_size is not None and block_size < _LEAST_BULK_BLOCK:
-        return f"no bulk copies of --block-size {block_size}"
-    return None
-
-
 def _block_size(asked: CoreConfiguration, strategy: Decision) -> Decision:
     name = "block_size"
     if asked.block_size is not None:
@@ -539,73 +474,6 @@ def _max_chunk_tokens(asked: CoreConfiguration, budget: int) -> Decision:
         reason = "as asked" if value == asked.max_chunk_tokens else f"the whole budget; {asked.max_chunk_tokens} asked"
         return Decision(name=name, value=str(value), reason=reason, overridden=True)
     return Decision(name=name, value=str(budget), reason="a prompt may fill a step when nobody else waits")
-
-
-# policies
-
-
-def _graph_buckets(
-    asked: CoreConfiguration, profile: DeviceProfile, max_num_seqs: int, budget: int
-) -> tuple[tuple[int, ...], Decision]:
-    name, capability = "graph_buckets", profile.capability
-    if asked.enforce_eager:
-        return (), Decision(name=name, value="eager", reason="asked for by --enforce-eager", overridden=True)
-    if Feature.GRAPH_CAPTURE not in capability.features:
-        return (), Decision(name=name, value="eager", reason=f"{profile.name} captures no graphs")
-    if profile.platform == "cpu":
-        return (), Decision(name=name, value="any size", reason="one recording of launches serves every size")
-    if asked.graph_buckets is not None:
-        kept = tuple(sorted({size for size in asked.graph_buckets if size <= budget}))
-        over = [size for size in asked.graph_buckets if size > budget]
-        reason = f"as asked, without those over a step's {budget} tokens" if over else "as asked"
-        return kept, Decision(name=name, value=_listed(kept), reason=reason, overridden=True)
-    launch, replay = capability.launch_latency_us, capability.graph_launch_us
-    if launch is not None and replay is not None and replay >= launch:
-        reason = f"measured: a replayed launch takes {replay:g} us, a plain one {launch:g} us"
-        return (), Decision(name=name, value="eager", reason=reason)
-    most = min(max_num_seqs, MAX_GRAPH_TOKENS)
-    sizes = [1, 2, 4, *range(8, most + 1, 8)]
-    kept = tuple(size for size in sizes if size <= 32 or (size % 16 == 0 and (size <= 128 or size % 32 == 0)))
-    kept = tuple(sorted({*(size for size in kept if size <= most), most}))
-    reason = "decodes launch many small kernels; one graph for each number of sequences saves their launches"
-    if launch is not None and replay is not None:
-        reason = f"measured: a replayed launch takes {replay:g} us, a plain one {launch:g} us"
-    return kept, Decision(name=name, value=_listed(kept), reason=reason)
-
-
-def _queue_ordering(asked: CoreConfiguration, profile: DeviceProfile) -> Decision:
-    name = "queue_ordering"
-    if asked.queue_ordering is not None:
-        return Decision(name=name, value=asked.queue_ordering, reason="as asked", overridden=True)
-    found = _concurrent_blocks(profile)
-    if found is None:
-        reason = "first come, first served: how much runs at once is not known"
-        return Decision(name=name, value=QueueOrdering.ARRIVAL, reason=reason)
-    blocks, how = found
-    if blocks >= MANY_BLOCKS:
-        reason = f"{how}: long sequences are spread over many and would otherwise end last"
-        return Decision(name=name, value=QueueOrdering.LONG_FIRST, reason=reason)
-    if blocks <= FEW_BLOCKS:
-        reason = f"{how}: a long sequence would hold all of them, so short ones go first"
-        return Decision(name=name, value=QueueOrdering.SHORT_FIRST, reason=reason)
-    return Decision(name=name, value=QueueOrdering.ARRIVAL, reason=f"{how}: no length gains by going first")
-
-
-def _concurrent_blocks(profile: DeviceProfile) -> tuple[int, str] | None:
-    """Thread blocks that run at once: as measured, else from declared sizes and an attention tile's shared memory."""
-    capability = profile.capability
-    if capability.concurrent_blocks is not None:
-        return capability.concurrent_blocks, f"{capability.concurrent_blocks} thread blocks run at once, as measured"
-    multiprocessors, shared = capability.num_multiprocessors, capability.shared_memory_per_multiprocessor_bytes
-    if multiprocessors is None or profile.platform in ("cpu", "null"):
-        return None
-    each = max(1, min(4, (shared or _SMALL_BLOCK_BYTES) // (48 << 10)))
-    blocks = multiprocessors * each
-    return blocks, f"about {blocks} thread blocks run at once on {multiprocessors} multiprocessors"
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return ",".join(map(str, sizes)) or "none"
 
 
 def _holders(memory: MemoryFacts) -> str:

@@ -15,6 +15,7 @@ GUARDED = "device_workers/execution/guarded_kernels.py"
 ENGINE = "device_workers/execution/tensor_engine.py"
 CHOICES = "kernels/registry.py"
 SETTLE = "engine_core/negotiation.py"
+POLICIES = "engine_core/policies.py"
 CHECKS = "device_workers/inspecting/host_checks.py"
 
 HARDWARE_BREAKS = (
@@ -179,7 +180,7 @@ HARDWARE_BREAKS = (
     # A9: negotiation
     Break(
         "A9: a queue ordering that was asked for is passed over",
-        SETTLE,
+        POLICIES,
         "    if asked.queue_ordering is not None:\n",
         "    if False:\n",
         NEGOTIATION,
@@ -200,14 +201,14 @@ HARDWARE_BREAKS = (
     ),
     Break(
         "A9: declared facts go before measured ones",
-        SETTLE,
+        POLICIES,
         "    if capability.concurrent_blocks is not None:\n",
         "    if capability.concurrent_blocks is not None and capability.num_multiprocessors is None:\n",
         NEGOTIATION,
     ),
     Break(
         "A9: short ones first where many blocks run",
-        SETTLE,
+        POLICIES,
         "value=QueueOrdering.LONG_FIRST, reason=reason",
         "value=QueueOrdering.SHORT_FIRST, reason=reason",
         NEGOTIATION,
@@ -229,14 +230,14 @@ HARDWARE_BREAKS = (
     ),
     Break(
         "A10: small devices get large tiles",
-        SETTLE,
+        POLICIES,
         "    is_small = multiprocessors is not None and multiprocessors <= _SMALL_MULTIPROCESSORS\n",
         "    is_small = False\n",
         NEGOTIATION,
     ),
     Break(
         "A10: bulk copies are not negotiated",
-        SETTLE,
+        POLICIES,
         "    if Feature.BULK_TENSOR_COPY not in capability.features:\n",
         "    if True:\n",
         NEGOTIATION,

@@ -37,7 +37,7 @@ HARDWARE_REVIEW_BREAKS = (
     ),
     Break(
         "A10: a strategy is planned that no kernel follows here",
-        "engine_core/negotiation.py",
+        "engine_core/policies.py",
         "    if AttentionStrategy.BULK_COPY in misfits:\n",
         "    if False:\n",
         (*EXPLAINED, "-k", "bulk_copies"),
