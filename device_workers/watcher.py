@@ -109,7 +109,7 @@ class Watcher:
             yield (
                 f"the device is throttled: {', '.join(self._throttled)}"
                 if self._throttled
-                else ("the device is no longer throttled")
+                else "the device is no longer throttled"
             )
         new = tuple(error for error in health.errors if error not in self._errors)
         self._errors = health.errors
@@ -119,7 +119,7 @@ class Watcher:
                 yield (
                     "the machine runs on battery: steps may get slower"
                     if health.on_battery
-                    else ("the machine is on mains power again")
+                    else "the machine is on mains power again"
                 )
             self._on_battery = health.on_battery
 

@@ -130,7 +130,7 @@ HARDWARE_BREAKS = (
     Break(
         "A7: memory that runs out demotes a kernel",
         GUARDED,
-        "            if _is_exhaustion(error):\n",
+        "            if isinstance(error, RuntimeError) and is_exhaustion(error):\n",
         "            if False:\n",
         ("tests/pure/test_guarded_kernels.py",),
     ),
