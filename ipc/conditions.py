@@ -33,3 +33,20 @@ class Oversized(TrimaranError):
         super().__init__(f"{num_bytes} bytes do not fit a slot of {capacity}")
         self.num_bytes = num_bytes
         self.capacity = capacity
+
+
+_CURE_WORDS = frozenset(
+    "--platform ask check choose connect convert download end give install leave load lower name pass pip raise remove "
+    "rename repair run set start take update use write".split()
+)
+
+
+def part_cure(refusal: str, otherwise: str) -> tuple[str, str]:
+    """What is wrong, and the cure with which a refusal ends; `otherwise` for one that ends without."""
+    text = refusal.strip().rstrip(".")
+    for separator in ("\n", "; ", ". ", ": "):
+        found, between, cure = text.rpartition(separator)
+        if between and cure.split()[0].lstrip("(").lower() in _CURE_WORDS:
+            return found, cure
+    found, between, cure = text.rpartition("; ")
+    return (found, cure) if between else (refusal, otherwise)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ...ipc.conditions import Refusal
+from msgspec import structs
+
+from ...ipc.conditions import Refusal, part_cure
 from ...ipc.facts import DeviceProfile, Feature
 from ...ipc.inspection import Level, Verdict
 from ..inspection import Look
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 _WITH_TRITON = ("cuda", "rocm", "xpu")
 """Platforms whose vendors ship a Triton; on others, plain PyTorch or the vendor's own kernels serve by design."""
-_CURE_WORDS = ("install", "update", "take", "name", "use", "start", "--platform", "load", "set")
 
 
 def examine(look: Look) -> None:
@@ -38,7 +39,7 @@ def examine(look: Look) -> None:
         try:
             profile = settle_device(worker, detected, look.say).profile
         except Refusal as refusal:
-            device = Verdict(check="device", level=Level.FAIL, text=str(refusal), cure=_cure(str(refusal)))
+            device = _verdict("device", Level.FAIL, str(refusal))
     examined = Examined(
         host=host,
         cache_directory=worker.cache_directory,
@@ -65,41 +66,29 @@ def host_verdicts(examined: Examined) -> Iterator[Verdict]:
 def platform_verdicts(detected: Detection | Refusal) -> Iterator[Verdict]:
     """One for the platform that serves, and one for each whose hardware is there and cannot be used."""
     if isinstance(detected, Refusal):
-        yield Verdict(check="platform", level=Level.FAIL, text=str(detected), cure=_cure(str(detected)))
+        yield _verdict("platform", Level.FAIL, str(detected))
         return
     for tried in detected.tried:
         if tried.verdict == "refused" and tried.hardware is not None:
             yield _refused_hardware(tried, detected)
     name = detected.platform.name
     if detected.basic_mode is not None:
-        yield Verdict(
-            check="platform",
-            level=Level.WARN,
-            text=f"{name} in basic mode: {detected.basic_mode}",
-            cure=_cure(detected.basic_mode),
-        )
+        yield _verdict("platform", Level.WARN, detected.basic_mode, f"{name} in basic mode: ")
     else:
         yield Verdict(check="platform", level=Level.PASS, text=f"{name}: {', '.join(map(str, detected.devices))}")
 
 
 def _refused_hardware(tried: Tried, detected: Detection) -> Verdict:
     """Hardware that stays unused is a failure: whoever has it wants it used, or says --platform."""
-    is_forced = detected.decision.overridden
-    return Verdict(
-        check=f"platform {tried.name}",
-        level=Level.WARN if is_forced else Level.FAIL,
-        text=f"{tried.hardware}: {tried.reason}",
-        cure=_cure(tried.reason) + f"; --platform {detected.platform.name} serves without it",
-    )
+    level = Level.WARN if detected.decision.overridden else Level.FAIL
+    verdict = _verdict(f"platform {tried.name}", level, tried.reason, f"{tried.hardware}: ")
+    return structs.replace(verdict, cure=f"{verdict.cure}; --platform {detected.platform.name} serves without it")
 
 
-def _cure(text: str) -> str:
-    """The end of a refusal, which is its cure by the rules of this code base."""
-    for separator in ("; ", ": "):
-        end = text.rsplit(separator, 1)[-1]
-        if separator in text and end.lstrip("(").startswith(_CURE_WORDS):
-            return end
-    return text.rsplit("; ", 1)[-1] if "; " in text else "see `trimaran probe` for what was found"
+def _verdict(check: str, level: Level, text: str, prefix: str = "") -> Verdict:
+    """Of a refusal or a reason, which end with the cure."""
+    found, cure = part_cure(text, "see `trimaran probe` for what was found")
+    return Verdict(check=check, level=level, text=prefix + found, cure=cure)
 
 
 def device_text(profile: DeviceProfile) -> str:

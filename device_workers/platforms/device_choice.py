@@ -63,7 +63,8 @@ def _first(platform: Platform, devices: Sequence[FoundDevice], wish: DeviceWish)
         return devices[0]
     index = next((device for device in devices if wish.device == str(device.index)), None)
     if index is None:
-        raise Refusal(f"--device {wish.device} is not there; there are {'; '.join(map(str, devices))}")
+        there = " or ".join(map(str, devices))
+        raise Refusal(f"--device {wish.device} is not there; name {there}, or leave the option out")
     return index
 
 

@@ -1,17 +1,16 @@
 """`trimaran probe | doctor | kernels | diagnose`: what the worker process saw, as tables or as JSON."""
 
 import asyncio
-import sys
 from collections.abc import Sequence
 
 import msgspec
 
-from ...ipc.conditions import Refusal, TrimaranError
+from ...ipc.conditions import Refusal, TrimaranError, part_cure
 from ...ipc.configuration import Task
 from ...ipc.control import FromChild
 from ...ipc.facts import DeviceProfile
 from ...ipc.inspection import ImplementationSeen, Inspected, Level, PlatformSeen, Verdict
-from .ending import guarded, say
+from .ending import EXIT_REFUSED, guarded, say
 from .explain import ask_how_it_is_served
 from .inspections import Inspection, inspection_options, split_json
 from .options import Options, inherited_environment, read_options
@@ -171,7 +170,7 @@ async def _model_verdict(options: Options) -> Verdict:
     try:
         info = await ask_how_it_is_served(options)
     except TrimaranError as refusal:
-        text, cure = parted(str(refusal))
+        text, cure = part_cure(str(refusal), "see `trimaran explain` for the same model, or name another")
         return Verdict(check="model", level=Level.FAIL, text=text, cure=cure)
     assert info.model is not None and info.limits is not None
     text = (
@@ -179,21 +178,6 @@ async def _model_verdict(options: Options) -> Verdict:
         f"a KV cache of {info.memory.get('kv_cache', 0) / _GIB:.2f} GiB allows {info.limits.max_model_len} tokens"
     )
     return Verdict(check="model", level=Level.PASS, text=text)
-
-
-def parted(refusal: str) -> tuple[str, str]:
-    """What is wrong, and the cure, with which a refusal ends: its last clause, or its last sentence."""
-    for separator in ("; ", ": ", ". "):
-        text, found, cure = refusal.rstrip(".").rpartition(separator)
-        if found and (separator == "; " or cure.split()[0].lower() in _CURE_WORDS):
-            return text, cure
-    return refusal, "see `trimaran explain` for the same model, or name another"
-
-
-_CURE_WORDS = frozenset(
-    {"ask", "check", "choose", "connect", "convert", "download", "end", "give", "leave", "lower", "name", "pass"}
-    | {"raise", "remove", "rename", "run", "start", "take", "use"}
-)
 
 
 def _verdict_json(verdict: Verdict) -> dict[str, str]:
@@ -225,8 +209,12 @@ def kernels(arguments: Sequence[str]) -> int:
     """0, or 1 when `check` found one that fails."""
     words = list(arguments)
     if not words or "--help" in words or "-h" in words or words[0] not in _KERNEL_TASKS:
-        print(KERNELS_HELP, file=sys.stdout if "--help" in words or "-h" in words else sys.stderr)
-        return 0 if "--help" in words or "-h" in words else 2
+        if "--help" in words or "-h" in words:
+            print(KERNELS_HELP)
+            return 0
+        wrong = f"there is no task {words[0]}" if words else "a task is missing"
+        say(f"trimaran kernels: {wrong}; name list, matrix or check")
+        return EXIT_REFUSED
     task = _KERNEL_TASKS[words[0]]
     as_json, words = split_json(words[1:])
     names: list[str] = []

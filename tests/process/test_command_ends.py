@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from trimaran.frontend.launch import children
-from trimaran.frontend.launch.inspection_commands import parted
 from trimaran.frontend.launch.inspections import Inspection, InspectionFailed
 from trimaran.frontend.launch.options import Options
+from trimaran.ipc.conditions import part_cure
 from trimaran.ipc.configuration import MAX_RANKS, Task
 from trimaran.ipc.ring import create_ring
 from trimaran.tests.golden.cases import SHAPES
@@ -187,8 +187,11 @@ def test_every_group_that_may_be_asked_for_has_rings() -> None:
         ("./x: there is no such file or folder. Check the path, or give a hub name such as owner/model.", "Check the"),
         ("config.json cannot be read (char 2): download the model again", "download the model again"),
         ("worker 0 was killed by SIGSEGV", "see `trimaran explain`"),
+        ("there is no platform foo; --platform takes cuda, rocm, cpu", "--platform takes"),
+        ("no platform can be used:\n  cuda: refused: no driver\nRepair one of them, or take another", "Repair one"),
+        ("PyTorch is not installed: pip install torch", "pip install"),
     ],
 )
 def test_the_doctor_finds_the_cure_in_a_refusal(refusal: str, cure: str) -> None:
-    text, found = parted(refusal)
+    text, found = part_cure(refusal, "see `trimaran explain`")
     assert found.startswith(cure) and text and found not in text

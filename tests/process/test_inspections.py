@@ -285,7 +285,8 @@ class TestKernels:
         assert seen["triton_rms_norm"] == "does not fit" and "plain_embed" not in seen
 
     def test_mistakes(self) -> None:
-        assert trimaran("kernels", "lost").returncode == 2
+        done = trimaran("kernels", "lost")
+        assert done.returncode == 2 and "no task lost; name list, matrix or check" in done.stderr
         done = trimaran("kernels", "check", "no_such_kernel")
         assert done.returncode == 2 and "see `trimaran kernels list`" in done.stderr
         done = trimaran("kernels", "list", "--without-kernel", "nothing")
