@@ -36,8 +36,9 @@ class Oversized(TrimaranError):
 
 
 _CURE_WORDS = frozenset(
-    "--platform ask check choose connect convert download end give install leave load lower name pass pip raise remove "
-    "rename repair run set start take update use write".split()
+    {"--platform", "ask", "check", "choose", "connect", "convert", "download", "end", "give", "install", "leave"}
+    | {"load", "lower", "name", "pass", "pip", "raise", "remove", "rename", "repair", "run", "set", "start", "take"}
+    | {"update", "use", "write"}
 )
 
 

@@ -346,8 +346,8 @@ HARDWARE_BREAKS = (
     Break(
         "A17: hardware that stays unused is no failure",
         "device_workers/inspecting/doctor.py",
-        "        level=Level.WARN if is_forced else Level.FAIL,\n",
-        "        level=Level.WARN,\n",
+        "    level = Level.WARN if detected.decision.overridden else Level.FAIL\n",
+        "    level = Level.WARN\n",
         (*INSPECTIONS, "-k", "TestDoctor and (driver or unsupported)"),
     ),
     Break(
