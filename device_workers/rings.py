@@ -32,7 +32,13 @@ class WorkerRings:
 
     def wait(self, timeout_s: float, spin_s: float, oversized: PlanFrame) -> StepPlan | TokenMasks | None:
         """The next message, as columns of its own (the slot is free again), or None after the timeout."""
-        message = self._plans.wait(timeout_s, spin_s=spin_s)
+        return self._taken(self._plans.wait(timeout_s, spin_s=spin_s), oversized)
+
+    def poll(self, oversized: PlanFrame) -> StepPlan | TokenMasks | None:
+        """The next message if it is here."""
+        return self._taken(self._plans.poll(), oversized)
+
+    def _taken(self, message: tuple[int, memoryview] | None, oversized: PlanFrame) -> StepPlan | TokenMasks | None:
         if message is None:
             return None
         kind, payload = message

@@ -34,12 +34,18 @@ from ..ipc.worker_messages import (
 )
 from ..kernels.registry import Registry
 from .boot import describe, open_engine, strategy_misfits
-from .execution.contract import LoadFacts, StepEngine
+from .execution.contract import LoadFacts, PendingStep, StepEngine
 from .rings import WorkerRings
 
 _MAX_ERROR_CHARACTERS = 2000
 _LOOK_S = 0.2
 """How often a waiting step thread looks whether it should stop or change rings."""
+_MOST_RUNNING = 2
+"""Steps given to the device at a time: one runs, the next is queued."""
+_SPIN_S = 0.002
+_PAUSE_S = 0.00005
+"""While the device works, the thread looks without a pause at first, since a small model's step takes no longer; then
+with pauses."""
 
 
 class NewRings(NamedTuple):
@@ -105,6 +111,8 @@ class StepThread:
         self._rings = WorkerRings(descriptors, configuration.rank)
         self._generation = configuration.generation
         self._later: deque[StepPlan] = deque()
+        self._running: deque[PendingStep] = deque()
+        self._launched_s = 0.0
         self._frames: dict[int, bytes] = {}
         self._phases: list[Phase] = []
         self._settled: Settled | None = None
@@ -242,7 +250,7 @@ class StepThread:
     def _serve(self) -> None:
         while True:
             plan = self._later.popleft() if self._later else self._next_plan()
-            self._run_step(plan)
+            self._launch(plan)
 
     def _next_plan(self) -> StepPlan:
         message = self._next_message()
@@ -250,32 +258,55 @@ class StepThread:
         return message
 
     def _next_message(self) -> StepPlan | TokenMasks:
+        """Meanwhile steps that the device finishes are told of."""
         while True:
-            message = self._rings.wait(_LOOK_S, self._configuration.spin_s, self._frame)
+            is_busy = self._tell_finished()
+            if is_busy:
+                message = self._rings.poll(self._frame)
+            else:
+                message = self._rings.wait(_LOOK_S, self._configuration.spin_s, self._frame)
             if message is not None:
                 return message
-            self._look()
+            if not is_busy:
+                self._look()
+            elif time.monotonic() - self._launched_s > _SPIN_S:
+                time.sleep(_PAUSE_S)
 
-    def _run_step(self, plan: StepPlan) -> None:
-        step = int(plan.step[0])
-        try:
-            self._engine.forward(plan)
-            masks = self._masks(step) if (plan.flags & WorkFlag.MASKED).any() else None
-            result = self._engine.sample(masks)
-        except MemoryError as error:
-            self._failed(step, StepErrorKind.OUT_OF_MEMORY, plan, error)
-            return
-        except StepFailed as error:
-            self._failed(step, StepErrorKind.ERROR, plan, error)
-            return
+    def _tell_finished(self) -> bool:
+        """Publish results in order; with as many steps given to the device as may be, wait for the oldest. Returns
+        whether the device still works.
+        """
+        while self._running and (len(self._running) >= _MOST_RUNNING or self._running[0].is_done()):
+            self._finish()
+        return bool(self._running)
+
+    def _finish(self) -> None:
+        result = self._running.popleft().result()
         oversized = self._rings.publish(result, self._stop.is_set)
         if oversized is not None:
             sequence, packed = oversized
             rank, generation = self._configuration.rank, self._generation
             self._send(OversizedResult(rank=rank, generation=generation, sequence=sequence), packed)
 
+    def _launch(self, plan: StepPlan) -> None:
+        """Give a step to the device, while it may still work on the one before."""
+        step = int(plan.step[0])
+        try:
+            self._engine.forward(plan)
+            masks = self._masks(step) if (plan.flags & WorkFlag.MASKED).any() else None
+            self._running.append(self._engine.sample(masks))
+        except MemoryError as error:
+            self._failed(step, StepErrorKind.OUT_OF_MEMORY, plan, error)
+        except StepFailed as error:
+            self._failed(step, StepErrorKind.ERROR, plan, error)
+        self._launched_s = time.monotonic()
+
     def _masks(self, step: int) -> TokenMasks:
-        """The masks of this step; plans that come before them wait their turn."""
+        """The masks of this step, which follow from the tokens of those before; plans that come before them wait their
+        turn.
+        """
+        while self._running:
+            self._finish()
         while True:
             message = self._next_message()
             if isinstance(message, TokenMasks):
@@ -287,6 +318,8 @@ class StepThread:
         """One step's sequences fail and the worker goes on; with several ranks the others would wait for ever, so it
         ends.
         """
+        while self._running:  # results go out in the order of the steps
+            self._finish()
         self._engine.progress.end()
         cause = str(error) or type(error).__name__
         text = f"step {step} ({len(plan.rows)} sequences, {int(plan.counts.sum())} tokens): {cause}"
@@ -350,6 +383,8 @@ class StepThread:
         self._generation = rings.generation
         self._later.clear()
         self._frames.clear()
+        while self._running:
+            self._running.popleft().result()
         if self._num_blocks is not None:
             self._engine.drop_rows()
         self._outlets.generation_changed(rings.generation)

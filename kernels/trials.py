@@ -79,8 +79,10 @@ def _randn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch
 def _embed(problem: Problem, generator: torch.Generator) -> Trial:
     table = _randn(generator, DTYPES[problem.dtype], 37, problem.hidden_size)
     ids = torch.randint(0, 60, (9,), generator=generator, dtype=torch.int32)
+    ids[2], ids[5] = -1, -4  # the last tokens of rows 0 and 3
+    last_tokens = torch.randint(11, 48, (4,), generator=generator)
     out = torch.empty(9, problem.hidden_size, dtype=table.dtype)
-    return Trial(arguments=(out, ids, table, 11), written=(0,), tolerance=0.0)
+    return Trial(arguments=(out, ids, last_tokens, table, 11), written=(0,), tolerance=0.0)
 
 
 def _rms_norm(problem: Problem, generator: torch.Generator) -> Trial:
@@ -152,14 +154,15 @@ def _paged_attention(
     *,
     room: int = 0,
 ) -> Trial:
-    """Over a shuffled block table; unused slots hold NaN."""
+    """Over a shuffled block table whose rows are not in the order of the sequences; unused slots hold NaN."""
     dtype, block_size = DTYPES[problem.dtype], problem.block_size
     width = -(-max(lengths) // block_size) + 1
     num_blocks = len(lengths) * width + 1
     tables = torch.randperm(num_blocks, generator=generator)[: len(lengths) * width].view(len(lengths), width)
+    rows = torch.randperm(len(lengths), generator=generator).to(torch.int32)
     shape = (num_blocks, block_size, problem.num_kv_heads, problem.head_dim)
     k_cache, v_cache = _randn(generator, dtype, *shape), _randn(generator, dtype, *shape)
-    _spoil_unused(tables, lengths, block_size, k_cache, v_cache)
+    _spoil_unused(tables[rows], lengths, block_size, k_cache, v_cache)
     q = _randn(generator, dtype, sum(num_queries), problem.num_heads, problem.head_dim)
     starts = torch.tensor((0, *num_queries), dtype=torch.int32).cumsum(0).to(torch.int32)
     kv_lengths = torch.tensor(lengths, dtype=torch.int32)
@@ -170,6 +173,7 @@ def _paged_attention(
         k_cache,
         v_cache,
         torch.nn.functional.pad(tables.to(torch.int32), (0, max(0, room // block_size - width))),
+        rows,
         starts,
         kv_lengths,
         problem.head_dim**-0.5,

@@ -184,7 +184,7 @@ class EngineDriver:
         if len(plan.counts):
             self.largest_chunk = max(self.largest_chunk, int(plan.counts.max()))
         self.step_engine.forward(plan)
-        result = self.step_engine.sample(None)
+        result = self.step_engine.sample(None).result()
         result = StepResult.unpack(bytes(result.SCHEMA.pack(result.values())))
         packed[:] = b"\xff" * len(packed)  # the ring's slot is written again
         return result

@@ -98,7 +98,7 @@ class StepDriver:
         plan = self.plan(work, masks=masks, prompt_logprobs=prompt_logprobs)
         assert self.engine is not None
         self.engine.forward(plan)
-        result = self.engine.sample(self.masks(masks, self.engine.model.vocab_size) if masks else None)
+        result = self.engine.sample(self.masks(masks, self.engine.model.vocab_size) if masks else None).result()
         self.commit(work, result)
         return result
 

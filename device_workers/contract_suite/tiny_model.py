@@ -98,7 +98,7 @@ class Driver:
             self._add(columns, sequence, count)
         typed = zip(columns.items(), StepPlan.SCHEMA.dtypes, strict=True)
         self._engine.forward(StepPlan(**{name: np.array(values, dtype) for (name, values), dtype in typed}))
-        result = self._engine.sample(None)
+        result = self._engine.sample(None).result()
         by_row = {sequence.row: sequence for sequence, _ in work}
         told = zip(result.rows.tolist(), result.token_ids.tolist(), result.logprobs.tolist(), strict=True)
         for row, token, logprob in told:

@@ -1,6 +1,7 @@
-"""From a plan to the tensors of one step: positions, slots, lengths, computed in numpy and pushed in one copy.
+"""From a plan to the tensors of one step: positions, slots, lengths, sampling parameters, pushed in one copy.
 
-W work items, T tokens. Step inputs lie at fixed addresses, so that recorded forward passes find them.
+W work items, T tokens, S sampled items. Step inputs lie at fixed addresses for each size, so that recorded passes find
+them. What the rows keep between steps (block tables, last tokens) stays on the device; a step sends what changed.
 """
 
 from __future__ import annotations
@@ -11,129 +12,236 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...ipc.plan import StepPlan, WorkFlag
-from ..memory.staging import Staging
+from ...ipc.plan import RowFlag, StepPlan, WorkFlag
+from ..memory.staging import Sizes, Staging, layout
 from ..models.decoder import StepTensors
 from ..platforms.contract import Backend
 from .row_table import RowTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_SAMPLED: dict[str, tuple[type[np.generic], str]] = {
+    # parameter of the sampling kernel: its element type, the row table's column
+    "temperatures": (np.float32, "temperatures"),
+    "top_ks": (np.int32, "top_ks"),
+    "top_ps": (np.float32, "top_ps"),
+    "min_ps": (np.float32, "min_ps"),
+    "seeds": (np.int64, "seeds"),
+    "choices": (np.int32, "choices"),
+}
+DRAW_PARAMETERS = (*_SAMPLED, "draw_positions")
+_NONE: Array = np.empty(0, np.int64)
+_MOST_CHANGES = 4096  # block table entries that one copy carries; more go in several
+
 
 @dataclass(frozen=True)
 class Batch:
-    """One step. Host columns per work item; `ends` is each item's last token plus one."""
+    """One step. Host columns per work item; `ends` is each item's last token plus one, `sampled` the indexes of the
+    items that sample, `size` what the tensors were padded to.
+    """
 
     num_tokens: int
     rows: Array
     lengths: Array
     flags: Array
     ends: Array
+    sampled: Array
+    size: StepSize
+    is_greedy: bool
 
     @property
     def num_sequences(self) -> int:
         return len(self.rows)
 
-    def sampled_items(self) -> Array:
-        """Indexes of the items that sample."""
-        return np.nonzero(self.flags & WorkFlag.SAMPLES)[0]
+
+@dataclass(frozen=True)
+class SampledTensors:
+    """Of the sampled items: the place of their last token, their row (int64 both), what draws take; () if greedy."""
+
+    places_S: torch.Tensor
+    rows_S: torch.Tensor
+    draws: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """Tokens and sequences that a step's tensors have room for."""
+
+    num_tokens: int
+    num_sequences: int
+
+    @property
+    def is_decode(self) -> bool:
+        """One token of each sequence."""
+        return self.num_tokens == self.num_sequences
+
+    def sizes(self, num_changes: int = 0) -> Sizes:
+        """What a step's inputs are: of the model, of sampling, and changes of the block tables."""
+        tokens, sequences = (self.num_tokens,), (self.num_sequences,)
+        return {
+            "token_ids": (np.int32, tokens),
+            "positions": (np.int32, tokens),
+            "slots": (np.int32, tokens),
+            "query_starts": (np.int32, (self.num_sequences + 1,)),
+            "kv_lengths": (np.int32, sequences),
+            "rows": (np.int32, sequences),
+            "sampled_places": (np.int64, sequences),
+            "sampled_rows": (np.int64, sequences),
+            **{name: (kind, sequences) for name, (kind, _) in _SAMPLED.items()},
+            "draw_positions": (np.int32, sequences),
+            "change_places": (np.int64, (num_changes,)),
+            "change_blocks": (np.int32, (num_changes,)),
+        }
 
 
 class BatchBuilder:
-    """Owns the step's input buffers. A batch is valid until the next `build`."""
+    """Owns the step's inputs and the device's side of the rows. A batch is valid until the next `build`.
 
-    def __init__(self, max_tokens: int, max_sequences: int, max_blocks: int, block_size: int, backend: Backend) -> None:
+    Where a recording takes any size (`backend.graphs_take_any_size`) inputs lie as for the largest step, always.
+    """
+
+    def __init__(self, max_tokens: int, max_sequences: int, table: RowTable, block_size: int, backend: Backend) -> None:
         self._block_size = block_size
-        self._max_tokens, self._max_sequences = max_tokens, max_sequences
-        self._staging = Staging(
-            {
-                "token_ids": (max_tokens,),
-                "positions": (max_tokens,),
-                "slots": (max_tokens,),
-                "query_starts": (max_sequences + 1,),
-                "kv_lengths": (max_sequences,),
-                "block_tables": (max_sequences, max_blocks),
-            },
-            backend,
-        )
+        self._largest = StepSize(max_tokens, max_sequences)
+        self._is_fixed = backend.graphs_take_any_size
+        self._table = table
+        _, num_bytes = layout(self._largest.sizes(_MOST_CHANGES))
+        self._staging = Staging(num_bytes, backend)
+        device = backend.torch_device
+        on_host = torch.from_numpy(table.blocks)
+        self.block_tables = on_host if self._staging.is_host else torch.zeros_like(on_host, device=device)
+        self.last_tokens = torch.zeros(table.num_rows, dtype=torch.int64, device=device)
 
     @property
     def num_bytes(self) -> int:
-        return self._staging.num_bytes
+        return self._staging.num_bytes + self.block_tables.nbytes + self.last_tokens.nbytes
 
-    def build(self, plan: StepPlan, table: RowTable, last_tokens: torch.Tensor, padded: int = 0) -> Batch:
-        """Fill the inputs. Tokens of FROM_DEVICE items come from `last_tokens`, on the device.
+    def build(self, plan: StepPlan, padded: int = 0) -> Batch:
+        """Fill the inputs. The table has the plan's changes already.
 
         A step of one token a sequence may be `padded` to more sequences, which touch no slot of the cache.
         """
-        counts, starts, rows, flags = plan.counts, plan.starts, plan.rows, plan.flags
+        counts, starts, rows, flags = plan.counts, plan.starts, plan.rows.copy(), plan.flags.copy()
         ends = np.cumsum(counts)
         num_tokens, num_sequences = int(ends[-1]) if len(ends) else 0, len(rows)
-        assert num_tokens <= self._max_tokens and num_sequences <= self._max_sequences, (num_tokens, num_sequences)
-        self._staging.begin()
-        host = self._staging.host
-        item_of_token = np.repeat(np.arange(num_sequences), counts)
-        positions = np.arange(num_tokens) - (ends - counts)[item_of_token] + starts[item_of_token]
-        blocks = table.blocks[rows[item_of_token], positions // self._block_size]
+        assert num_tokens <= self._largest.num_tokens, (num_tokens, self._largest)
+        assert num_sequences <= self._largest.num_sequences, (num_sequences, self._largest)
+        size = StepSize(padded, padded) if padded > num_sequences else StepSize(num_tokens, num_sequences)
+        places, blocks = self._changes(plan)
+        host = self._staging.write(self._laid(size).sizes(len(places)))
+        host["change_places"][:], host["change_blocks"][:] = places, blocks
+        self._fill_tokens(host, plan, rows, ends, num_tokens)
+        lengths = starts + counts
+        host["query_starts"][0] = 0
+        host["query_starts"][1 : num_sequences + 1] = ends
+        host["kv_lengths"][:num_sequences] = lengths
+        host["rows"][:num_sequences] = rows
+        sampled = np.nonzero(flags & WorkFlag.SAMPLES)[0]
+        is_greedy = self._fill_sampled(host, rows[sampled], ends[sampled] - 1, lengths[sampled])
+        if padded > num_sequences:
+            _pad(host, num_sequences, padded)
+        self._push(size, len(places))
+        return Batch(num_tokens, rows, lengths, flags, ends, sampled, size, is_greedy)
+
+    def _fill_tokens(self, host: dict[str, Array], plan: StepPlan, rows: Array, ends: Array, num_tokens: int) -> None:
+        """A token that the device has sampled itself is named by its row: see the kernel `embed`."""
+        starts, from_device = plan.starts, (plan.flags & WorkFlag.FROM_DEVICE) != 0
+        if num_tokens == len(rows):
+            positions, rows_of_tokens, is_sampled = starts, rows, from_device
+        else:
+            item_of_token = np.repeat(np.arange(len(rows)), plan.counts)
+            positions = np.arange(num_tokens) - (ends - plan.counts)[item_of_token] + starts[item_of_token]
+            rows_of_tokens, is_sampled = rows[item_of_token], from_device[item_of_token]
+        blocks = self._table.blocks[rows_of_tokens, positions // self._block_size]
         host["positions"][:num_tokens] = positions
         host["slots"][:num_tokens] = blocks * self._block_size + positions % self._block_size
-        from_device = (flags & WorkFlag.FROM_DEVICE) != 0
-        host["token_ids"][:num_tokens][~from_device[item_of_token]] = plan.token_ids
-        host["query_starts"][1 : num_sequences + 1] = ends
-        lengths = starts + counts
-        host["kv_lengths"][:num_sequences] = lengths
-        self._fill_tables(table, rows, lengths)
-        if padded > num_sequences:
-            self._pad(num_sequences, padded)
-        self._staging.push()
-        self._feed_back(from_device, ends, rows, last_tokens)
-        return Batch(num_tokens, rows.copy(), lengths, flags.copy(), ends)
+        token_ids = host["token_ids"][:num_tokens]
+        if is_sampled.all():
+            token_ids[:] = -1 - rows_of_tokens
+        else:
+            token_ids[is_sampled] = -1 - rows_of_tokens[is_sampled]
+            token_ids[~is_sampled] = plan.token_ids
 
-    def _pad(self, begin: int, end: int) -> None:
-        """Sequences of one token at position 0, whose key and value are not written."""
-        host = self._staging.host
-        for name, value in (("token_ids", 0), ("positions", 0), ("slots", -1), ("kv_lengths", 1)):
-            host[name][begin:end] = value
-        host["query_starts"][begin + 1 : end + 1] = np.arange(begin + 1, end + 1)
-        host["block_tables"][begin:end] = 0
+    def _fill_sampled(self, host: dict[str, Array], rows: Array, places: Array, lengths: Array) -> bool:
+        """What sampling reads; returns whether all rows are greedy, which takes no parameters."""
+        num_sampled, columns = len(rows), self._table.columns
+        host["sampled_places"][:num_sampled] = places
+        host["sampled_rows"][:num_sampled] = rows
+        greedy = (columns["flags"][rows] & RowFlag.GREEDY) != 0
+        if greedy.all():
+            return True
+        for name, (kind, column) in _SAMPLED.items():
+            host[name][:num_sampled] = columns[column][rows].view(kind)
+        host["temperatures"][:num_sampled][greedy] = 0.0
+        host["draw_positions"][:num_sampled] = lengths
+        return False
 
-    def tensors(self, batch: Batch, padded: int = 0) -> StepTensors:
-        """The inputs cut to the batch's sizes, or to those it was padded to."""
-        if padded > batch.num_sequences:
-            return self._cut(padded, padded)
-        return self._cut(batch.num_tokens, batch.num_sequences)
+    def _changes(self, plan: StepPlan) -> tuple[Array, Array]:
+        """Entries of the device's block tables that this step must set; those beyond one copy's room are set here."""
+        if self._staging.is_host or not len(plan.block_ids):
+            return _NONE, _NONE
+        places, blocks = self._table.granted_places(plan), plan.block_ids
+        while len(places) > _MOST_CHANGES:
+            self._send_changes(places[:_MOST_CHANGES], blocks[:_MOST_CHANGES])
+            places, blocks = places[_MOST_CHANGES:], blocks[_MOST_CHANGES:]
+        return places, blocks
 
-    def whole(self, max_tokens: int) -> StepTensors:
-        """The inputs for any batch of up to `max_tokens` tokens, for recording."""
-        return self._cut(max_tokens, self._max_sequences)
+    def _send_changes(self, places: Array, blocks: Array) -> None:
+        size = StepSize(0, 0)
+        host = self._staging.write(size.sizes(len(places)))
+        host["change_places"][:], host["change_blocks"][:] = places, blocks
+        self._push(size, len(places))
 
-    def idle(self, num_tokens: int, max_sequences: int) -> StepTensors:
-        """Inputs of a step that touches no cache slot: sequences of one token each, as many as there may be."""
-        self._staging.begin()
-        num_sequences = min(num_tokens, max_sequences)
-        self._pad(0, num_sequences)
-        self._staging.push()
-        return self._cut(num_sequences, num_sequences)
+    def _push(self, size: StepSize, num_changes: int) -> None:
+        sizes = self._laid(size).sizes(num_changes)
+        self._staging.push(layout(sizes)[1])
+        if num_changes:
+            device = self._staging.read(sizes)
+            self.block_tables.view(-1).index_copy_(0, device["change_places"], device["change_blocks"])
 
-    def _cut(self, num_tokens: int, num_sequences: int) -> StepTensors:
-        device = self._staging.device
+    def _laid(self, size: StepSize) -> StepSize:
+        return self._largest if self._is_fixed else size
+
+    def tensors(self, size: StepSize) -> StepTensors:
+        """The inputs of a step's forward pass."""
+        device = self._staging.read(self._laid(size).sizes())
+        num_tokens, num_sequences = size.num_tokens, size.num_sequences
         return StepTensors(
             token_ids=device["token_ids"][:num_tokens],
+            last_tokens=self.last_tokens,
             positions=device["positions"][:num_tokens],
             slots=device["slots"][:num_tokens],
-            block_tables=device["block_tables"][:num_sequences],
+            block_tables=self.block_tables,
+            rows=device["rows"][:num_sequences],
             query_starts=device["query_starts"][: num_sequences + 1],
             kv_lengths=device["kv_lengths"][:num_sequences],
         )
 
-    def _fill_tables(self, table: RowTable, rows: Array, lengths: Array) -> None:
-        if len(rows):
-            width = -(-int(lengths.max()) // self._block_size)
-            self._staging.host["block_tables"][: len(rows), :width] = table.blocks[rows, :width]
+    def sampling(self, batch: Batch) -> SampledTensors:
+        """The inputs of sampling."""
+        device, num_sampled = self._staging.read(self._laid(batch.size).sizes()), len(batch.sampled)
+        draws = () if batch.is_greedy else tuple(device[name][:num_sampled] for name in DRAW_PARAMETERS)
+        return SampledTensors(device["sampled_places"][:num_sampled], device["sampled_rows"][:num_sampled], draws)
 
-    def _feed_back(self, from_device: Array, ends: Array, rows: Array, last_tokens: torch.Tensor) -> None:
-        """Each FROM_DEVICE item has one token: its row's last one."""
-        if from_device.any():
-            places = torch.from_numpy(ends[from_device] - 1).to(last_tokens.device)
-            sources = torch.from_numpy(rows[from_device].astype(np.int64)).to(last_tokens.device)
-            self._staging.device["token_ids"][places] = last_tokens[sources]
+    def idle(self, num_tokens: int) -> StepSize:
+        """Make the inputs those of a step that touches no cache slot: sequences of one token each, as many as there
+        may be.
+        """
+        num_sequences = min(num_tokens, self._largest.num_sequences)
+        size = StepSize(num_sequences, num_sequences)
+        host = self._staging.write(self._laid(size).sizes())
+        host["query_starts"][0] = 0
+        _pad(host, 0, num_sequences)
+        self._push(size, 0)
+        return size
+
+    def whole(self, max_tokens: int) -> StepSize:
+        """For any batch of up to `max_tokens` tokens, for recording."""
+        return StepSize(max_tokens, self._largest.num_sequences)
+
+
+def _pad(host: dict[str, Array], begin: int, end: int) -> None:
+    """Sequences of one token at position 0, whose key and value are not written."""
+    for name, value in (("token_ids", 0), ("positions", 0), ("slots", -1), ("kv_lengths", 1), ("rows", 0)):
+        host[name][begin:end] = value
+    host["query_starts"][begin + 1 : end + 1] = np.arange(begin + 1, end + 1)

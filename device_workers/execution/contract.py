@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct
@@ -37,12 +38,39 @@ class Spending(Struct, frozen=True, kw_only=True):
     kv_limit_bytes: int | None
 
 
+class PendingStep(Protocol):
+    """A step whose work was given to the device."""
+
+    def is_done(self) -> bool:
+        """Whether `result` returns at once."""
+        ...
+
+    def result(self) -> StepResult:
+        """What the step sampled; waits for the device. To be called once, in the order of the steps. Raises
+        DeviceFault.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """A PendingStep of a device that has done its work when the call returns."""
+
+    finished: StepResult
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        return self.finished
+
+
 class StepEngine(Protocol):
     """Used by the step thread alone, except `progress`, which the control loop reads.
 
-    Order of calls: `load`, `allocate`, `warm_up`, then pairs of `forward` and `sample`. `forward` and `sample` raise
-    MemoryError (or a subclass) when memory ran out and StepFailed when the step cannot be done; the engine stays
-    usable. DeviceFault means it does not.
+    Order of calls: `load`, `allocate`, `warm_up`, then pairs of `forward` and `sample`. Neither waits for the device: a
+    step may be given to it while the one before runs. `forward` and `sample` raise MemoryError (or a subclass) when
+    memory ran out and StepFailed when the step cannot be done; the engine stays usable. DeviceFault means it does not.
     """
 
     profile: DeviceProfile
@@ -63,8 +91,8 @@ class StepEngine(Protocol):
         """Apply the plan's row changes and compute its hidden states. The plan may be overwritten after `sample`."""
         ...
 
-    def sample(self, masks: TokenMasks | None) -> StepResult:
-        """Tokens of the plan given to `forward` last."""
+    def sample(self, masks: TokenMasks | None) -> PendingStep:
+        """Tokens of the plan given to `forward` last, as soon as the device has them."""
         ...
 
     def health(self) -> DeviceHealth:

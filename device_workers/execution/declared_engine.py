@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, MemoryFacts, ModelFacts, Resolution
-from ...ipc.plan import StepPlan, StepResult, TokenMasks
+from ...ipc.plan import StepPlan, TokenMasks
 from ...ipc.worker_messages import Settled
 from ..memory.memory_plan import plan_memory, plan_spending, shared_limit
-from .contract import LoadFacts, OnFraction, Spending
+from .contract import LoadFacts, OnFraction, PendingStep, Spending
 from .progress import Progress
 
 
@@ -96,7 +96,7 @@ class DeclaredEngine:
     def forward(self, plan: StepPlan) -> None:
         raise AssertionError("nothing runs on a declared device")
 
-    def sample(self, masks: TokenMasks | None) -> StepResult:
+    def sample(self, masks: TokenMasks | None) -> PendingStep:
         raise AssertionError("nothing runs on a declared device")
 
     def health(self) -> DeviceHealth:

@@ -1,7 +1,7 @@
-"""Recorded forward passes: one for every size where a recording allows that, else one for each bucket of decodes.
+"""Recorded passes: one for every size where a recording allows that, else one for each bucket of decodes.
 
 A bucket holds steps in which every sequence has one token; a smaller step is padded with sequences that touch no slot
-of the cache. All other steps run eagerly.
+of the cache. Its recording goes on to the logits of all its sequences. All other steps run eagerly.
 """
 
 from __future__ import annotations
@@ -13,21 +13,30 @@ from collections.abc import Callable
 from ...ipc.facts import Decision
 from ..models.decoder import StepTensors
 from ..platforms.contract import Backend, Graph, NotSupported
-from .batch import BatchBuilder
+from .batch import BatchBuilder, StepSize
 
 _MIB = 1 << 20
 
 
 class Graphs:
-    """What can be replayed. `forward` computes a step's hidden states from its inputs, with no progress told."""
+    """What can be replayed. `forward` computes a step's hidden states from its inputs, with no progress told;
+    `to_logits` goes on to the logits of each of its tokens.
+    """
 
     def __init__(
-        self, backend: Backend, builder: BatchBuilder, max_rows: int, forward: Callable[[StepTensors], None]
+        self,
+        backend: Backend,
+        builder: BatchBuilder,
+        max_rows: int,
+        forward: Callable[[StepTensors], None],
+        to_logits: Callable[[StepTensors], None],
     ) -> None:
         self._backend = backend
         self._builder = builder
         self._max_rows = max_rows
         self._forward = forward
+        self._to_logits = to_logits
+        self.hold_logits = not backend.graphs_take_any_size
         self._whole: Graph | None = None
         self._buckets: dict[int, Graph] = {}
         self._sizes: list[int] = []
@@ -48,11 +57,11 @@ class Graphs:
             return num_sequences
         return self._sizes[bisect_left(self._sizes, num_sequences)]
 
-    def find(self, num_tokens: int, num_sequences: int) -> Graph | None:
+    def find(self, size: StepSize) -> Graph | None:
         """The recording of a step of this (padded) size."""
         if self._whole is not None:
             return self._whole
-        return self._buckets.get(num_sequences) if num_tokens == num_sequences else None
+        return self._buckets.get(size.num_sequences) if size.is_decode else None
 
     def capture(self, buckets: tuple[int, ...], max_tokens: int) -> Decision:
         """Record what serves, and say what that was; a recording that the device refuses leaves it all eager."""
@@ -65,7 +74,7 @@ class Graphs:
             return Decision(name="graphs", value="eager", reason=str(refusal))
 
     def _capture_whole(self, max_tokens: int) -> Decision:
-        tensors = self._builder.whole(max_tokens)
+        tensors = self._builder.tensors(self._builder.whole(max_tokens))
         self._whole = self._backend.capture_graph(lambda: self._forward(tensors))
         value = f"one recording of {self._whole.num_launches} launches"
         return Decision(name="graphs", value=value, reason="all kernels of the forward pass can be recorded")
@@ -76,9 +85,9 @@ class Graphs:
         began, before = time.monotonic(), self._backend.memory_facts().free_bytes
         captured = {}
         for size in reversed(sizes):  # the largest first: smaller ones find its memory in the pool
-            tensors = self._builder.idle(size, self._max_rows)
-            self._forward(tensors)  # compiles what is not compiled yet, which a recording could not
-            captured[size] = self._backend.capture_graph(lambda tensors=tensors: self._forward(tensors))  # type: ignore[misc]
+            tensors = self._builder.tensors(self._builder.idle(size))
+            self._to_logits(tensors)  # compiles what is not compiled yet, which a recording could not
+            captured[size] = self._backend.capture_graph(lambda tensors=tensors: self._to_logits(tensors))  # type: ignore[misc]
         self._buckets, self._sizes = captured, list(sizes)
         self.num_bytes = max(0, before - self._backend.memory_facts().free_bytes)
         took_s = time.monotonic() - began

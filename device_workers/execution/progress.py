@@ -23,8 +23,12 @@ class Progress:
         """Something moved: a layer, a slice."""
         self.counter.value += 1
 
-    def end(self) -> None:
-        self.step = None
+    def end(self, step: int | None = None) -> None:
+        """This step is over, or (None) all are; the one begun last may be a later one, which runs from now on."""
+        if step is None or step == self.step:
+            self.step = None
+        else:
+            self.began_s = time.monotonic()
         self.bump()
 
 

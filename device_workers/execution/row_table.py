@@ -86,6 +86,13 @@ class RowTable:
         reach = self.num_granted[plan.rows] * block_size
         assert (ends <= reach).all(), f"step {plan.step[0]} computes positions without blocks"
 
+    def granted_places(self, plan: StepPlan) -> Array:
+        """Where in the flat block tables the plan's `block_ids` go."""
+        counts = plan.block_counts
+        begins = plan.block_rows.astype(np.int64) * self._max_blocks + plan.block_firsts
+        places: Array = np.arange(len(plan.block_ids)) + np.repeat(begins - np.cumsum(counts) + counts, counts)
+        return places
+
     def clear(self) -> None:
         self.biases.clear()
         self.banned.clear()
@@ -111,13 +118,9 @@ class RowTable:
         return [History(row, parts[2 * i].copy(), parts[2 * i + 1].copy()) for i, row in enumerate(rows)]
 
     def _grant(self, plan: StepPlan) -> None:
-        counts = plan.block_counts
         self._grow(int(plan.block_rows.max()) + 1)
-        rows = np.repeat(plan.block_rows, counts)
-        ends = np.cumsum(counts)
-        indexes = np.arange(int(ends[-1])) + np.repeat(plan.block_firsts - ends + counts, counts)
-        self.blocks[rows, indexes] = plan.block_ids
-        self.num_granted[plan.block_rows] = plan.block_firsts + counts
+        self.blocks.reshape(-1)[self.granted_places(plan)] = plan.block_ids
+        self.num_granted[plan.block_rows] = plan.block_firsts + plan.block_counts
 
     def _grow(self, num_rows: int) -> None:
         if num_rows <= self.num_rows:

@@ -13,6 +13,7 @@ import torch
 
 from ...ipc.plan import RowFlag, TokenMasks
 from ...kernels.implementation import Kernel
+from ..memory.staging import HostLink, Readback
 from .penalty_table import PenaltyTable
 from .row_table import RowTable
 
@@ -40,13 +41,23 @@ class Logprobs:
     top_values: Array
 
 
-EMPTY_LOGPROBS = Logprobs(
-    np.empty(0, np.float32),
-    np.empty(0, np.int32),
-    np.empty(0, np.int32),
-    np.empty(0, np.int32),
-    np.empty(0, np.float32),
-)
+@dataclass(frozen=True)
+class PendingLogprobs:
+    """Logprobs on their way to the host; `num_top` alternatives of each token are wanted."""
+
+    values: torch.Tensor
+    ranks: torch.Tensor
+    top_values: torch.Tensor
+    top_ids: torch.Tensor
+    num_top: Array
+
+    def read(self) -> Logprobs:
+        """Once the readback has been waited for."""
+        widest = self.top_ids.shape[1]
+        counts = np.minimum(self.num_top, widest).astype(np.int32)
+        kept = np.arange(widest) < counts[:, None]
+        tops = self.top_ids.numpy()[kept], self.top_values.numpy()[kept]
+        return Logprobs(self.values.numpy(), self.ranks.numpy(), counts, *tops)
 
 
 @dataclass(frozen=True)
@@ -55,60 +66,69 @@ class Sampled:
 
     tokens: torch.Tensor
     logprob_rows: Array
-    logprobs: Logprobs
+    logprobs: PendingLogprobs | None
 
 
 class Sampler:
     """Stateless but for the penalty table."""
 
     def __init__(
-        self, kernels: SamplerKernels, penalties: PenaltyTable, vocab_size: int, *, draws_on_device: bool
+        self,
+        kernels: SamplerKernels,
+        penalties: PenaltyTable,
+        vocab_size: int,
+        link: HostLink,
+        *,
+        draws_on_device: bool,
     ) -> None:
         """Draws are defined in float64; where the device has none (`draws_on_device` False) the host draws."""
+        self._link = link
         self._draws_on_device = draws_on_device
         self._kernels = kernels
         self._penalties = penalties
         self._vocab_size = vocab_size
 
     def sample(
-        self, logits_SV: torch.Tensor, rows: Array, lengths: Array, table: RowTable, masks: TokenMasks | None
+        self,
+        logits_SV: torch.Tensor,
+        rows: Array,
+        lengths: Array,
+        draws: tuple[torch.Tensor, ...],
+        table: RowTable,
+        masks: TokenMasks | None,
+        readback: Readback,
     ) -> Sampled:
-        """`lengths` counts each sequence's tokens so far: the position of the one drawn now. Changes the logits."""
+        """`lengths` counts each sequence's tokens so far: the position of the one drawn now. `draws` are the sampling
+        kernel's parameters, or () where all rows are greedy. Changes the logits.
+        """
         flags = table.columns["flags"][rows]
         wants_logprobs = np.nonzero(flags & RowFlag.LOGPROBS)[0]
-        device = logits_SV.device
-        raw = logits_SV[_index(wants_logprobs, device)] if len(wants_logprobs) else None
+        raw = logits_SV[self._link.send(wants_logprobs)] if len(wants_logprobs) else None
         self._shape(logits_SV, rows, lengths, flags, table, masks)
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
-        if (flags & RowFlag.GREEDY).all():
-            self._kernels.greedy_sample(tokens, logits_SV, self._vocab_size)
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=logits_SV.device)
+        if draws:
+            self._draw(tokens, logits_SV, draws)
         else:
-            self._draw(tokens, logits_SV, rows, lengths, table)
+            self._kernels.greedy_sample(tokens, logits_SV, self._vocab_size)
         self._count(rows, flags, tokens)
         if raw is None:
-            return Sampled(tokens, wants_logprobs, EMPTY_LOGPROBS)
-        own = tokens[_index(wants_logprobs, device)]
-        return Sampled(
-            tokens, rows[wants_logprobs], self.logprobs(raw, own, table.columns["num_logprobs"][rows[wants_logprobs]])
-        )
+            return Sampled(tokens, rows[wants_logprobs], None)
+        own, asking = tokens[self._link.send(wants_logprobs)], rows[wants_logprobs]
+        num_top = table.columns["num_logprobs"][asking]
+        return Sampled(tokens, asking, self.logprobs(raw, own, num_top, readback))
 
-    def logprobs(self, logits_LV: torch.Tensor, tokens_L: torch.Tensor, num_top: Array) -> Logprobs:
-        """Of one token per row, with `num_top[i]` alternatives."""
+    def logprobs(
+        self, logits_LV: torch.Tensor, tokens_L: torch.Tensor, num_top: Array, readback: Readback
+    ) -> PendingLogprobs:
+        """Of one token per row, with `num_top[i]` alternatives. A broken row's token is negative: it reads as 0."""
         num_rows, widest, device = len(tokens_L), min(int(num_top.max()), self._vocab_size), logits_LV.device
         values = torch.empty(num_rows, device=device)
         ranks = torch.empty(num_rows, dtype=torch.int32, device=device)
         top_values = torch.empty(num_rows, widest, device=device)
         top_ids = torch.empty(num_rows, widest, dtype=torch.int32, device=device)
         self._kernels.token_logprobs(values, ranks, top_values, top_ids, logits_LV, tokens_L, self._vocab_size)
-        counts = np.minimum(num_top, widest).astype(np.int32)
-        kept = np.arange(widest) < counts[:, None]
-        return Logprobs(
-            values.numpy(force=True),
-            ranks.numpy(force=True),
-            counts,
-            top_ids.numpy(force=True)[kept],
-            top_values.numpy(force=True)[kept],
-        )
+        take = readback.take
+        return PendingLogprobs(take(values), take(ranks), take(top_values), take(top_ids), num_top)
 
     def _shape(
         self,
@@ -131,23 +151,20 @@ class Sampler:
         places = np.nonzero(flags & RowFlag.PENALTIES)[0]
         penalised = rows[places]
         entries = self._penalties.entries(penalised.tolist())
-        parameters = (
-            torch.from_numpy(table.columns[f"{name}_penalties"][penalised]).to(logits_SV.device)
-            for name in ("presence", "frequency", "repetition")
-        )
+        names = ("presence", "frequency", "repetition")
+        parameters = (self._link.send(table.columns[f"{name}_penalties"][penalised]) for name in names)
         counts, in_prompt = self._penalties.output_counts_PV[entries], self._penalties.in_prompt_PV[entries]
         valid_SV = logits_SV[:, : self._vocab_size]
-        self._kernels.apply_penalties(valid_SV, _index(places, logits_SV.device), counts, in_prompt, *parameters)
+        self._kernels.apply_penalties(valid_SV, self._link.send(places), counts, in_prompt, *parameters)
 
     def _bias(self, logits_SV: torch.Tensor, rows: Array, lengths: Array, flags: Array, table: RowTable) -> None:
         for place, row in enumerate(rows.tolist()):
             if flags[place] & RowFlag.BIAS and row in table.biases:
                 bias = table.biases[row]
-                values = torch.from_numpy(bias.values).to(logits_SV.device)
-                logits_SV[place, _index(bias.ids, logits_SV.device)] += values
+                logits_SV[place, self._link.send(bias.ids.astype(np.int64))] += self._link.send(bias.values)
             too_short = lengths[place] < table.columns["min_lengths"][row]
             if flags[place] & RowFlag.MIN_TOKENS and too_short and row in table.banned:
-                logits_SV[place, _index(table.banned[row], logits_SV.device)] = float("-inf")
+                logits_SV[place, self._link.send(table.banned[row].astype(np.int64))] = float("-inf")
 
     def _mask(self, logits_SV: torch.Tensor, rows: Array, masks: TokenMasks) -> None:
         words = masks.words.reshape(len(masks.rows), -1)
@@ -156,38 +173,18 @@ class Sampler:
         width = min(bits.shape[1], logits_SV.shape[1])
         for row, allowed in zip(masks.rows.tolist(), bits, strict=True):
             logits = logits_SV[place_of[row]]
-            logits[:width].masked_fill_(torch.from_numpy(~allowed[:width]).to(logits.device), float("-inf"))
+            logits[:width].masked_fill_(self._link.send(~allowed[:width]), float("-inf"))
             logits[width:] = float("-inf")
 
-    def _draw(
-        self, tokens: torch.Tensor, logits_SV: torch.Tensor, rows: Array, lengths: Array, table: RowTable
-    ) -> None:
-        columns = table.columns
-        greedy = (columns["flags"][rows] & RowFlag.GREEDY) != 0
-        parameters: tuple[Array, ...] = (
-            np.where(greedy, np.float32(0), columns["temperatures"][rows]),
-            columns["top_ks"][rows],
-            columns["top_ps"][rows],
-            columns["min_ps"][rows],
-            columns["seeds"][rows].view(np.int64),
-            columns["choices"][rows],
-            lengths.astype(np.int32),
-        )
-        if not self._draws_on_device:
-            drawn = torch.empty(len(rows), dtype=torch.int64)
-            on_host = (torch.from_numpy(parameter) for parameter in parameters)
-            self._kernels.sample(drawn, logits_SV.cpu(), *on_host, self._vocab_size)
-            tokens.copy_(drawn)
+    def _draw(self, tokens: torch.Tensor, logits_SV: torch.Tensor, draws: tuple[torch.Tensor, ...]) -> None:
+        if self._draws_on_device:
+            self._kernels.sample(tokens, logits_SV, *draws, self._vocab_size)
             return
-        on_device = (torch.from_numpy(parameter).to(logits_SV.device) for parameter in parameters)
-        self._kernels.sample(tokens, logits_SV, *on_device, self._vocab_size)
+        drawn = torch.empty(len(tokens), dtype=torch.int64)
+        self._kernels.sample(drawn, logits_SV.cpu(), *(parameter.cpu() for parameter in draws), self._vocab_size)
+        tokens.copy_(drawn)
 
     def _count(self, rows: Array, flags: Array, tokens: torch.Tensor) -> None:
         places = np.nonzero(flags & RowFlag.PENALTIES)[0]
         if len(places):
-            self._penalties.count(rows[places].tolist(), tokens[_index(places, tokens.device)])
-
-
-def _index(places: Array, device: torch.device) -> torch.Tensor:
-    """Places as the device's own index tensor: int64, which every device indexes with."""
-    return torch.from_numpy(places.astype(np.int64)).to(device)
+            self._penalties.count(rows[places].tolist(), tokens[self._link.send(places)])

@@ -6,7 +6,6 @@ W work items, T tokens, S sampled rows, V vocabulary.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from ...ipc.facts import SPARE_ROWS, Decision, DeviceHealth, DeviceProfile, Feature, ModelFacts, Resolution
-from ...ipc.plan import ResultFlag, StepPlan, StepResult, TokenMasks, WorkFlag, hash_tokens
+from ...ipc.plan import StepPlan, TokenMasks, WorkFlag
 from ...ipc.worker_messages import Settled
 from ...kernels.implementation import Communicator, Services
 from ...kernels.registry import KernelChoices, Registry
@@ -24,20 +23,22 @@ from ...kernels.trials import DTYPES
 from ..memory.exhaustion import exhaustion_as_memory_error
 from ..memory.kv_cache import KvCache, KvLayout
 from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending, shared_limit
+from ..memory.staging import HostLink, Readback
 from ..models.config import ModelConfig
 from ..models.decoder import Activations, Decoder, DecoderKernels, StepTensors, WeightReader
 from ..models.facts import KERNELS, kernel_problem
 from ..models.sharding import Shard
 from ..platforms.contract import Backend, Clause
 from ..weights.source import OnBytes, WeightSource
-from .batch import Batch, BatchBuilder
+from .batch import Batch, BatchBuilder, StepSize
 from .contract import LoadFacts, OnFraction, Spending
 from .graphs import Graphs
 from .guarded_kernels import KernelReplaced, KernelSet
 from .penalty_table import PenaltyTable
 from .progress import Progress
 from .row_table import RowTable
-from .sampler import Logprobs, Sampled, Sampler, SamplerKernels
+from .sampler import PendingLogprobs, Sampled, Sampler, SamplerKernels
+from .tensor_step import PromptLogprobs, StepClock, TensorStep
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -94,9 +95,11 @@ class TensorEngine:
             num_ranks=1 if parts.communicator is None else parts.communicator.num_ranks,
             on_changed=self._kernel_changed,
         )
+        self._link = HostLink(parts.backend)
         self._batch: Batch | None = None
         self._hidden: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._seconds = [0.0, 0.0, 0.0, 0.0]
+        self._logits: torch.Tensor | None = None
+        self._clock = StepClock()
 
     # -- boot
 
@@ -152,16 +155,19 @@ class TensorEngine:
             self._device,
         )
         max_blocks = -(-settled.max_model_len // settled.block_size)
-        self._builder = BatchBuilder(
-            settled.max_batched_tokens, max_sequences, max_blocks, settled.block_size, parts.backend
-        )
-        self._graphs = Graphs(parts.backend, self._builder, max_sequences, self._forward_recorded)
         self._table = RowTable(max_blocks, max_sequences)
-        self._last_tokens = torch.zeros(max_sequences, dtype=torch.int32, device=self._device)
-        self._penalties = PenaltyTable(parts.num_sampled_ids, self._device)
+        self._builder = BatchBuilder(
+            settled.max_batched_tokens, max_sequences, self._table, settled.block_size, parts.backend
+        )
+        self._graphs = Graphs(
+            parts.backend, self._builder, max_sequences, self._forward_recorded, self._to_logits_recorded
+        )
+        self._penalties = PenaltyTable(parts.num_sampled_ids, self._device, self._link)
         sampling = SamplerKernels(**{name: self._kernels[name] for name in SamplerKernels.__dataclass_fields__})
         draws_on_device = Feature.FP64 in self.profile.capability.features
-        self._sampler = Sampler(sampling, self._penalties, parts.num_sampled_ids, draws_on_device=draws_on_device)
+        self._sampler = Sampler(
+            sampling, self._penalties, parts.num_sampled_ids, self._link, draws_on_device=draws_on_device
+        )
         self._layout = KvLayout(
             num_layers=parts.config.num_layers,
             num_kv_heads=parts.shard.num_kv_heads,
@@ -191,9 +197,8 @@ class TensorEngine:
     def warm_up(self) -> dict[str, int]:
         self._capture()
         for num_tokens in sorted({1, min(64, self._settled.max_batched_tokens)}):
-            tensors = self._builder.idle(num_tokens, self._activations.max_rows)
-            residual, delta = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
-            logits = self._logits((residual, delta), torch.zeros(1, dtype=torch.int64, device=self._device))
+            self._compute(self._builder.idle(num_tokens), replays=True)
+            logits = self._logits_at(torch.zeros(1, dtype=torch.int64, device=self._device))
             token = torch.empty(1, dtype=torch.int64, device=self._device)
             self._kernels["greedy_sample"](token, logits, self._parts.num_sampled_ids)
         self._parts.backend.synchronize()
@@ -229,6 +234,9 @@ class TensorEngine:
     def _forward_recorded(self, tensors: StepTensors) -> None:
         self._decoder.forward(tensors, self._cache.layers, lambda: None)
 
+    def _to_logits_recorded(self, tensors: StepTensors) -> None:
+        self._decoder.logits(*self._decoder.forward(tensors, self._cache.layers, lambda: None))
+
     def _refuse_graph(self) -> str | None:
         if self._parts.enforce_eager:
             return "asked for by --enforce-eager"
@@ -243,84 +251,95 @@ class TensorEngine:
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
-        began = time.perf_counter()
+        self._clock.begin()
         self.progress.begin(int(plan.step[0]))
         self._plan = plan
         self._penalties.release(plan.freed_rows.tolist())
         for history in self._table.apply(plan):
             self._penalties.take(history)
         self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
-        self._grow_last_tokens()
-        padded = self._graphs.bucket(int(plan.counts.sum()), len(plan.rows))
-        self._batch = self._builder.build(plan, self._table, self._last_tokens, padded)
-        built = time.perf_counter()
+        # A recording leaves logits in the place of the hidden states, which prompt logprobs would still need.
+        replays = not (self._graphs.hold_logits and (plan.flags & WorkFlag.PROMPT_LOGPROBS).any())
+        padded = self._graphs.bucket(int(plan.counts.sum()), len(plan.rows)) if replays else 0
+        self._batch = self._builder.build(plan, padded)
+        self._clock.note("build")
         with self._memory_errors():
-            tensors = self._builder.tensors(self._batch, padded)
-            self._hidden = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
-        self._seconds[:2] = built - began, time.perf_counter() - built
+            self._compute(self._batch.size, replays=replays)
+        self._clock.note("launch")
 
-    def _run(self, tensors: Any, num_tokens: int, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, size: StepSize, *, replays: bool) -> None:
+        """Hidden states of the step whose inputs were built last; and its logits, where a recording holds them."""
+        self._logits = None
+        graph = self._graphs.find(size) if replays else None
+        if size.num_tokens == 0:
+            self._hidden = self._activations.hidden(0)
+        elif graph is None:
+            self._hidden = self._forward_eagerly(size)
+        else:
+            graph.replay(size.num_tokens, size.num_sequences, self.progress.counter)
+            self._hidden = self._activations.hidden(size.num_tokens)
+            if self._graphs.hold_logits:
+                self._logits = self._activations.logits_RV[: size.num_sequences]
+
+    def _forward_eagerly(self, size: StepSize) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states `(residual, delta)`, each `[T, D]`."""
-        if num_tokens == 0:
-            return self._activations.hidden(0)
-        while (graph := self._graphs.find(num_tokens, num_sequences)) is None:
+        tensors = self._builder.tensors(size)
+        while True:
             try:
                 return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)
             except KernelReplaced:
                 continue  # from the embedding on: what the pass had changed, it makes anew
-        graph.replay(num_tokens, num_sequences, self.progress.counter)
-        return self._activations.hidden(num_tokens)
-
-    def _grow_last_tokens(self) -> None:
-        missing = self._table.num_rows - len(self._last_tokens)
-        if missing > 0:
-            self._last_tokens = torch.cat((self._last_tokens, self._last_tokens.new_zeros(missing)))
 
     @torch.inference_mode()
-    def sample(self, masks: TokenMasks | None) -> StepResult:
-        began = time.perf_counter()
+    def sample(self, masks: TokenMasks | None) -> TensorStep:
         batch, plan = self._batch, self._plan
         assert batch is not None and self._hidden is not None
+        readback = self._link.readback()
         with self._memory_errors():
-            prompt = self._prompt_logprobs(plan, batch)
-            items = batch.sampled_items()
-            columns = self._sampled(batch, items, masks)
-        self._seconds[2] = time.perf_counter() - began
-        self._batch = self._hidden = None
-        self.progress.end()
-        return StepResult(step=plan.step.copy(), seconds=np.array(self._seconds), **columns, **prompt)
+            prompt = self._prompt_logprobs(plan, batch, readback)
+            sampled = self._sampled(batch, masks, readback)
+            tokens = None if sampled is None else readback.take(sampled.tokens)
+            readback.close()
+        self._batch = self._hidden = self._logits = None
+        step = int(plan.step[0])
+        return TensorStep(step, batch, tokens, sampled, prompt, readback, self._clock.end(), self.progress)
 
-    def _sampled(self, batch: Batch, items: Array, masks: TokenMasks | None) -> dict[str, Array]:
-        rows = batch.rows[items]
-        if not len(rows):
-            return {"tokens_hash": hash_tokens(rows, rows)}
-        sampled = self._drawn(batch, items, masks)
-        tokens = sampled.tokens.numpy(force=True)
-        broken = tokens < 0
-        ids = np.where(broken, 0, tokens).astype(np.int32)
-        places = torch.from_numpy(rows.astype(np.int64)).to(self._device)
-        self._last_tokens[places] = torch.from_numpy(ids).to(self._device)
-        logprobs = sampled.logprobs
-        return {
-            "rows": rows,
-            "token_ids": ids,
-            "flags": np.where(broken, ResultFlag.INVALID, 0).astype(np.uint8),
-            "tokens_hash": hash_tokens(rows, ids),
-            "logprob_rows": sampled.logprob_rows.astype(np.int32),
-            "logprobs": logprobs.values,
-            "ranks": logprobs.ranks,
-            "top_counts": logprobs.counts,
-            "top_ids": logprobs.top_ids,
-            "top_logprobs": logprobs.top_values,
-        }
-
-    def _drawn(self, batch: Batch, items: Array, masks: TokenMasks | None) -> Sampled:
+    def _sampled(self, batch: Batch, masks: TokenMasks | None, readback: Readback) -> Sampled | None:
+        """Tokens of the items that sample, kept as the last ones of their rows."""
+        if not len(batch.sampled):
+            return None
+        inputs = self._builder.sampling(batch)
+        rows, lengths = batch.rows[batch.sampled], batch.lengths[batch.sampled]
         while True:
             try:
-                logits_SV = self._logits_at(batch.ends[items] - 1)
-                return self._sampler.sample(logits_SV, batch.rows[items], batch.lengths[items], self._table, masks)
+                logits_SV = self._logits_of(batch, inputs.places_S)
+                sampled = self._sampler.sample(logits_SV, rows, lengths, inputs.draws, self._table, masks, readback)
+                break
+            except KernelReplaced:  # the logits may be half penalised: they are computed again
+                if self._logits is not None:
+                    self._logits, self._hidden = None, self._forward_eagerly(batch.size)
+        self._builder.last_tokens.index_copy_(0, inputs.rows_S, sampled.tokens)
+        return sampled
+
+    def _logits_of(self, batch: Batch, places_S: torch.Tensor) -> torch.Tensor:
+        """`[S, V]` of the items that sample."""
+        if self._logits is None:
+            return self._logits_at(places_S)
+        if len(batch.sampled) == batch.num_sequences:
+            return self._logits[: batch.num_sequences]
+        return self._logits[places_S]
+
+    def _logits_at(self, index_S: torch.Tensor) -> torch.Tensor:
+        """`[S, V]` of the hidden states at these tokens of the batch."""
+        if self._logits is not None:
+            return self._logits[index_S]
+        assert self._hidden is not None
+        residual, delta = self._hidden
+        while True:
+            try:
+                return self._decoder.logits(residual[index_S], delta[index_S])
             except KernelReplaced:
-                continue  # the logits may be half penalised: they are computed again
+                continue  # from copies of the hidden states, which are whole
 
     def _kernel_changed(self, name: str) -> None:
         """A recording holds the kernels that it was made of; those of sampling are in none."""
@@ -331,47 +350,28 @@ class TensorEngine:
             log.warning("graphs = eager: %s", reason)
         self._parts.on_kernels(self._kernels.resolutions)
 
-    def _logits_at(self, places: Array) -> torch.Tensor:
-        """`[S, V]` of the hidden states at these tokens of the batch."""
-        assert self._hidden is not None
-        return self._logits(self._hidden, torch.from_numpy(places.astype(np.int64)).to(self._device))
-
-    def _logits(self, hidden: tuple[torch.Tensor, torch.Tensor], index_S: torch.Tensor) -> torch.Tensor:
-        residual, delta = hidden
-        while True:
-            try:
-                return self._decoder.logits(residual[index_S], delta[index_S])
-            except KernelReplaced:
-                continue  # from copies of the hidden states, which are whole
-
-    def _prompt_logprobs(self, plan: StepPlan, batch: Batch) -> dict[str, Array]:
+    def _prompt_logprobs(self, plan: StepPlan, batch: Batch, readback: Readback) -> PromptLogprobs | None:
         """Of the targets of the items that ask, computed in slices so that the logits stay small."""
         items = np.nonzero(batch.flags & WorkFlag.PROMPT_LOGPROBS)[0]
         if not len(items):
-            return {}
-        rows, counts = batch.rows[items], plan.target_counts
+            return None
+        rows, counts = batch.rows[items], plan.target_counts.copy()
         first = np.repeat(batch.ends[items] - plan.counts[items], counts)
         places = first + np.arange(len(plan.targets)) - np.repeat(np.cumsum(counts) - counts, counts)
-        num_top = self._table.columns["num_prompt_logprobs"][rows]
-        parts = list(self._prompt_slices(places, plan.targets, np.repeat(num_top, counts)))
-        return {
-            "prompt_rows": rows,
-            "prompt_counts": counts.copy(),
-            "prompt_top_counts": np.minimum(num_top, self._parts.num_sampled_ids).astype(np.int32),
-            "prompt_logprobs": _joined([part.values for part in parts], np.float32),
-            "prompt_ranks": _joined([part.ranks for part in parts], np.int32),
-            "prompt_top_ids": _joined([part.top_ids for part in parts], np.int32),
-            "prompt_top_logprobs": _joined([part.top_values for part in parts], np.float32),
-        }
+        num_top = np.minimum(self._table.columns["num_prompt_logprobs"][rows], self._parts.num_sampled_ids)
+        parts = tuple(self._prompt_slices(places, plan.targets, np.repeat(num_top, counts), readback))
+        return PromptLogprobs(rows, counts, num_top.astype(np.int32), parts)
 
-    def _prompt_slices(self, places: Array, targets: Array, num_top: Array) -> Iterator[Logprobs]:
+    def _prompt_slices(
+        self, places: Array, targets: Array, num_top: Array, readback: Readback
+    ) -> Iterator[PendingLogprobs]:
         size = self._activations.max_rows
         for begin in range(0, len(places), size):
             part = slice(begin, begin + size)
-            logits = self._logits_at(places[part])
+            logits = self._logits_at(self._link.send(places[part].astype(np.int64)))
             self.progress.bump()
-            tokens = torch.from_numpy(targets[part].astype(np.int64)).to(self._device)
-            yield self._sampler.logprobs(logits, tokens, num_top[part])
+            tokens = self._link.send(targets[part].astype(np.int64))
+            yield self._sampler.logprobs(logits, tokens, num_top[part], readback)
 
     def health(self) -> DeviceHealth:
         return self._parts.backend.health()
@@ -383,9 +383,5 @@ class TensorEngine:
     def drop_rows(self) -> None:
         self._table.clear()
         self._penalties.clear()
-        self._batch = self._hidden = None
+        self._batch = self._hidden = self._logits = None
         self.progress.end()
-
-
-def _joined(parts: list[Array], dtype: Any) -> Array:
-    return np.concatenate(parts) if parts else np.empty(0, dtype)

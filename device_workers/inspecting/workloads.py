@@ -75,7 +75,7 @@ def workload(kernel: str, problem: Problem, device: torch.device, *, num_tokens:
         case "embed":
             table = floats(32_000, hidden)
             out = torch.empty(num_tokens, hidden, dtype=dtype, device=device)
-            return out, integers(32_000, num_tokens), table, 0
+            return out, integers(32_000, num_tokens), integers(32_000, num_tokens).long(), table, 0
         case "greedy_sample":
             logits = torch.randn(num_tokens, problem.vocab_size, device=device)
             return torch.empty(num_tokens, dtype=torch.int64, device=device), logits, problem.vocab_size
@@ -91,7 +91,8 @@ def workload(kernel: str, problem: Problem, device: torch.device, *, num_tokens:
             caches = [floats(num_blocks, problem.block_size, kv_heads, head_dim) for _ in range(2)]
             tables = torch.randperm(num_blocks, device=device).to(torch.int32).view(num_tokens, -1)
             starts = torch.arange(num_tokens + 1, device=device, dtype=torch.int32)
+            rows = starts[:num_tokens]
             lengths = torch.full((num_tokens,), _CONTEXT, device=device, dtype=torch.int32)
             q = floats(num_tokens, heads, head_dim)
-            return torch.empty_like(q), q, *caches, tables, starts, lengths, head_dim**-0.5, 0
+            return torch.empty_like(q), q, *caches, tables, rows, starts, lengths, head_dim**-0.5, 0
     raise AssertionError(f"no workload for {kernel}")

@@ -1,7 +1,8 @@
-"""Step inputs written by numpy on the host and read as tensors on the device, at fixed addresses.
+"""What goes between host and device in a step: inputs written by numpy, results read by numpy, nobody waiting.
 
-All inputs share one buffer, so that a push is one copy, from pinned memory where the platform has it. On the processor
-there is no copy at all.
+All inputs of a step lie in one buffer, so that they go over in one copy, from pinned memory where the platform has it.
+Host buffers take turns, because the last copy may still be under way; the device's buffer is one, at a fixed address,
+so that recorded passes find their inputs. On the processor both are the same memory, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -13,54 +14,138 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..platforms.contract import Backend, MemoryKind, NotSupported
-from ..streams.contract import Event
+from ..platforms.contract import Backend, DeviceMemory, MemoryKind, NotSupported
+from ..streams.contract import Event, StreamManager
 
-HostArray = np.ndarray[Any, np.dtype[np.int32]]
+Array = np.ndarray[Any, np.dtype[Any]]
+Sizes = Mapping[str, tuple[type[np.generic], tuple[int, ...]]]
+"""Name -> element type (of 4 or 8 bytes) and shape, in the order in which they lie."""
+
+_NUM_TURNS = 3  # two steps may be in flight while a third is written
+_ALIGNMENT_BYTES = 64  # of each array: compiled kernels are made for aligned addresses
+_TORCH: dict[type[np.generic], torch.dtype] = {
+    np.int32: torch.int32,
+    np.int64: torch.int64,
+    np.float32: torch.float32,
+}
+
+
+def layout(sizes: Sizes) -> tuple[dict[str, int], int]:
+    """Where each array begins, and how many bytes they take in all."""
+    begins, end = {}, 0
+    for name, (kind, shape) in sizes.items():
+        begins[name] = end
+        end += -(-prod(shape) * np.dtype(kind).itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return begins, end
 
 
 class Staging:
-    """Named int32 arrays: `host[name]` to write once `begin` has returned, `device[name]` to read after `push`."""
+    """Named arrays of each step: `write(sizes)` gives them to fill, `push` sends them, `read(sizes)` is the device's
+    side of the same sizes.
+    """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], backend: Backend) -> None:
-        size = sum(prod(shape) for shape in shapes.values())
+    def __init__(self, num_bytes: int, backend: Backend) -> None:
         self._backend = backend
-        self._pushed: Event | None = None
-        self._buffer = _host_buffer(size, backend)
-        is_host = backend.torch_device.type == "cpu"
-        self._on_device = self._buffer if is_host else torch.zeros_like(self._buffer, device=backend.torch_device)
-        self.host: dict[str, HostArray] = {}
-        self.device: dict[str, torch.Tensor] = {}
-        begin = 0
-        for name, shape in shapes.items():
-            end = begin + prod(shape)
-            self.host[name] = self._buffer[begin:end].view(shape).numpy()
-            self.device[name] = self._on_device[begin:end].view(shape)
-            begin = end
+        self.is_host = backend.torch_device.type == "cpu"
+        self._hosts = [_host_buffer(num_bytes, backend) for _ in range(1 if self.is_host else _NUM_TURNS)]
+        self._pushed: list[Event | None] = [None] * len(self._hosts)
+        self._turn = 0
+        device = backend.torch_device
+        self._device = self._hosts[0] if self.is_host else torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     @property
     def num_bytes(self) -> int:
-        return self._on_device.nbytes
+        return self._device.nbytes
 
-    def begin(self) -> None:
-        """Wait until the last push has read the host's side: it may still be under way when its call has returned."""
-        if self._pushed is not None:
-            self._pushed.wait_blocking()
-            self._pushed = None
+    def write(self, sizes: Sizes) -> dict[str, Array]:
+        """Arrays to fill, their contents left from earlier steps. Waits where the device has not read them yet."""
+        self._turn = (self._turn + 1) % len(self._hosts)
+        event = self._pushed[self._turn]
+        if event is not None:
+            event.wait_blocking()
+            self._pushed[self._turn] = None
+        host = self._hosts[self._turn].numpy()
+        begins, end = layout(sizes)
+        assert end <= len(host), (end, len(host))
+        return {
+            name: np.frombuffer(host, kind, prod(shape), begins[name]).reshape(shape)
+            for name, (kind, shape) in sizes.items()
+        }
 
-    def push(self) -> None:
-        if self._on_device is self._buffer:
+    def push(self, num_bytes: int) -> None:
+        """Send the first bytes of what was written last, in the order of the current stream."""
+        if self.is_host:
             return
         streams = self._backend.streams
         stream = streams.current()
-        self._backend.copy(self._on_device, self._buffer, stream)
-        self._pushed = streams.record(stream)
+        self._backend.copy(self._device[:num_bytes], self._hosts[self._turn][:num_bytes], stream)
+        self._pushed[self._turn] = streams.record(stream)
+
+    def read(self, sizes: Sizes) -> dict[str, torch.Tensor]:
+        """The device's side."""
+        begins, _ = layout(sizes)
+        return {
+            name: self._device[begins[name] :][: prod(shape) * np.dtype(kind).itemsize].view(_TORCH[kind]).view(shape)
+            for name, (kind, shape) in sizes.items()
+        }
 
 
-def _host_buffer(size: int, backend: Backend) -> torch.Tensor:
-    num_bytes = size * torch.int32.itemsize
+class HostLink:
+    """Single tensors from and to the host, in the order of the current stream, with nobody waiting."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._device = backend.torch_device
+        self._streams = backend.streams
+        self._pins = _pinned_memory(1, backend) is not None
+
+    def send(self, values: Array) -> torch.Tensor:
+        """A copy of the array on the device."""
+        tensor = torch.from_numpy(np.ascontiguousarray(values))
+        if self._device.type == "cpu":
+            return tensor.clone()
+        return (tensor.pin_memory() if self._pins else tensor).to(self._device, non_blocking=True)
+
+    def readback(self) -> Readback:
+        return Readback(self._streams, self._pins)
+
+
+class Readback:
+    """Tensors on their way to the host: `take` each, `close`, and read them once `wait` has returned."""
+
+    def __init__(self, streams: StreamManager, pins: bool) -> None:
+        self._streams = streams
+        self._pins = pins
+        self._event: Event | None = None
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the host; what it holds counts after `wait`."""
+        if tensor.device.type == "cpu":
+            return tensor
+        if not self._pins:
+            return tensor.cpu()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+    def close(self) -> None:
+        self._event = self._streams.record(self._streams.current())
+
+    def is_done(self) -> bool:
+        return self._event is None or self._event.done()
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.wait_blocking()
+
+
+def _host_buffer(num_bytes: int, backend: Backend) -> torch.Tensor:
+    memory = _pinned_memory(num_bytes, backend)
+    if memory is None:
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+    return memory.tensor((num_bytes,), torch.uint8).zero_()
+
+
+def _pinned_memory(num_bytes: int, backend: Backend) -> DeviceMemory | None:
+    """None where the platform declines pinned memory."""
     try:
-        memory = backend.allocate_memory(num_bytes, kind=MemoryKind.PINNED_HOST, alignment_bytes=64)
-    except NotSupported:  # the platform declines pinned memory
-        return torch.zeros(size, dtype=torch.int32)
-    return memory.tensor((size,), torch.int32).zero_()
+        return backend.allocate_memory(num_bytes, kind=MemoryKind.PINNED_HOST, alignment_bytes=_ALIGNMENT_BYTES)
+    except NotSupported:
+        return None

@@ -76,9 +76,11 @@ class StepTensors:
     """
 
     token_ids: torch.Tensor
+    last_tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     block_tables: torch.Tensor
+    rows: torch.Tensor
     query_starts: torch.Tensor
     kv_lengths: torch.Tensor
 
@@ -155,7 +157,7 @@ class Decoder:
         kernels, eps = self._kernels, self.config.rms_norm_eps
         act = self._activations.first(batch.token_ids.shape[0])
         residual, normed, delta = act["residual"], act["normed"], act["delta"]
-        kernels.embed(residual, batch.token_ids, self._weights.embedding, self.shard.vocab_begin)
+        kernels.embed(residual, batch.token_ids, batch.last_tokens, self._weights.embedding, self.shard.vocab_begin)
         self._sum_over_ranks(residual)
         for index, layer in enumerate(self._weights.layers):
             if index == 0:
@@ -199,6 +201,7 @@ class Decoder:
             keys,
             values,
             batch.block_tables,
+            batch.rows,
             batch.query_starts,
             batch.kv_lengths,
             self.config.head_dim**-0.5,

@@ -16,7 +16,7 @@ from ...ipc.conditions import Refusal, StepFailed
 from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, ModelFacts
 from ...ipc.plan import StepPlan, StepResult, TokenMasks
 from ...ipc.worker_messages import Settled
-from ..execution.contract import LoadFacts, OnFraction, Spending
+from ..execution.contract import FinishedStep, LoadFacts, OnFraction, PendingStep, Spending
 from ..execution.progress import Progress
 from .contract import Backend
 from .null_model import NullModel, NullScript, with_invalid_row
@@ -256,12 +256,12 @@ class NullEngine:
         self._strike_before()
         self._model.forward(plan)
 
-    def sample(self, masks: TokenMasks | None) -> StepResult:
+    def sample(self, masks: TokenMasks | None) -> PendingStep:
         result = self._model.sample(masks)
         self._pass_time()
         self.progress.end()
         result.seconds = np.array([0.0, time.monotonic() - self._began_s, 0.0, 0.0])
-        return self._strike_after(result)
+        return FinishedStep(self._strike_after(result))
 
     def health(self) -> DeviceHealth:
         return self._backend.health()

@@ -130,13 +130,14 @@ inline float* scratch(size_t num_floats) {
   return (float*)(((uintptr_t)memory.data() + 63) & ~uintptr_t(63));
 }
 
-// ---- embed: pointers out, ids, table; numbers channels, first id, held ids
+// ---- embed: pointers out, ids, table, last tokens; numbers channels, first id, held ids
 template <class T> void embed(const Launch& a, const int64_t* sizes, Team team) {
   T* out = at<T>(a, 0); const int32_t* ids = at<int32_t>(a, 1); const T* table = at<T>(a, 2);
+  const int64_t* last = at<int64_t>(a, 3);
   int64_t D = a.numbers[0], first = a.numbers[1], held = a.numbers[2], piece = 16;
   for (int64_t c; (c = team.next()) * piece < sizes[0];)
     for (int64_t t = c * piece; t < std::min(sizes[0], (c + 1) * piece); ++t) {
-      int64_t id = ids[t] - first;
+      int64_t id = (ids[t] < 0 ? last[-1 - ids[t]] : ids[t]) - first;
       if (id >= 0 && id < held) std::memcpy(out + t * D, table + id * D, D * sizeof(T));
       else std::memset((void*)(out + t * D), 0, D * sizeof(T));
     }
@@ -398,7 +399,7 @@ template <class T, class Weight = T> void linear(const Launch& a, const int64_t*
   }
 }
 
-// ---- paged_attention: pointers out, q, k cache, v cache, block tables, query starts, kv lengths;
+// ---- paged_attention: pointers out, q, k cache, v cache, block tables, query starts, kv lengths, rows;
 // numbers heads, kv heads, head size, block size, table width, window; reals scale
 constexpr int kTile = 32;      // cached positions handled together
 constexpr int kPart = 256;     // cached positions that one thread sees at a time
@@ -697,11 +698,12 @@ void prefill_rows(T* out, const T* q, const T* kc, const T* vc, const int32_t* t
 template <class T> void paged_attention(const Launch& a, const int64_t* sizes, Team team) {
   T *out = at<T>(a, 0), *q = at<T>(a, 1), *kc = at<T>(a, 2), *vc = at<T>(a, 3);
   const int32_t *tables = at<int32_t>(a, 4), *starts = at<int32_t>(a, 5), *lengths = at<int32_t>(a, 6);
+  const int32_t* rows = at<int32_t>(a, 7);
   Attention s(a, sizes, team.num_threads);
   int64_t before = 0, ticket = team.next();
   for (int64_t n = 0; n < sizes[1]; ++n) {
     int64_t tokens = starts[n + 1] - starts[n], pieces = s.pieces(tokens, lengths[n]);
-    const int32_t* table = tables + n * s.M;
+    const int32_t* table = tables + rows[n] * s.M;
     for (; ticket < before + pieces * s.G; ticket = team.next()) {
       // Later pieces see more, so they go first: the last to finish is then a short one.
       int64_t piece = pieces - 1 - (ticket - before) / s.G, g = (ticket - before) % s.G;

@@ -32,10 +32,12 @@ def _code(kernel: int, dtype: torch.dtype) -> int:
 
 class CppEmbed(_CppKernel):
     def __call__(self, *arguments: Any) -> None:
-        out, token_ids, table, first_id = arguments
+        out, token_ids, last_tokens, table, first_id = arguments
         numbers = (table.shape[1], first_id, table.shape[0])
         small = out.numel() < _SMALL_ELEMENTS
-        self.library.launch(_code(EMBED, out.dtype), (out, token_ids, table), numbers, out.shape[0], is_small=small)
+        self.library.launch(
+            _code(EMBED, out.dtype), (out, token_ids, table, last_tokens), numbers, out.shape[0], is_small=small
+        )
 
 
 class CppRmsNorm(_CppKernel):
@@ -73,8 +75,8 @@ class CppRotaryAndKvWrite(_CppKernel):
 
 class CppPagedAttention(_CppKernel):
     def __call__(self, *arguments: Any) -> None:
-        out, q, k_cache, v_cache, block_tables, query_starts, kv_lengths, scale, window = arguments
-        tensors = (out, q, k_cache, v_cache, block_tables, query_starts, kv_lengths)
+        out, q, k_cache, v_cache, block_tables, rows, query_starts, kv_lengths, scale, window = arguments
+        tensors = (out, q, k_cache, v_cache, block_tables, query_starts, kv_lengths, rows)
         numbers = (q.shape[1], k_cache.shape[2], q.shape[2], k_cache.shape[1], block_tables.stride(0), window)
         self.library.launch(_code(ATTENTION, q.dtype), tensors, numbers, q.shape[0], kv_lengths.shape[0], real=scale)
 

@@ -14,7 +14,8 @@ def gathered_attention(
     q_THD: torch.Tensor,
     k_cache_BSGD: torch.Tensor,
     v_cache_BSGD: torch.Tensor,
-    block_tables_NM: torch.Tensor,
+    block_tables_RM: torch.Tensor,
+    rows_N: torch.Tensor,
     query_starts_N1: torch.Tensor,
     kv_lengths_N: torch.Tensor,
     scale: float,
@@ -25,11 +26,11 @@ def gathered_attention(
     decode_N = (num_queries_N == 1).nonzero().flatten()
     if decode_N.numel():
         tokens = query_starts_N1[decode_N].long()
-        tables, lengths = block_tables_NM[decode_N], kv_lengths_N[decode_N]
+        tables, lengths = block_tables_RM[rows_N[decode_N]], kv_lengths_N[decode_N]
         out_THD[tokens] = _decode(q_THD[tokens], k_cache_BSGD, v_cache_BSGD, tables, lengths, scale, window)
-    for row in (num_queries_N > 1).nonzero().flatten().tolist():
-        begin, end = int(query_starts_N1[row]), int(query_starts_N1[row + 1])
-        table, length = block_tables_NM[row], int(kv_lengths_N[row])
+    for n in (num_queries_N > 1).nonzero().flatten().tolist():
+        begin, end = int(query_starts_N1[n]), int(query_starts_N1[n + 1])
+        table, length = block_tables_RM[rows_N[n]], int(kv_lengths_N[n])
         out_THD[begin:end] = _prefill(q_THD[begin:end], k_cache_BSGD, v_cache_BSGD, table, length, scale, window)
 
 

@@ -12,11 +12,16 @@ from .launching import TritonKernel, next_power_of_two
 
 
 @triton.jit(do_not_specialize=["first_id", "num_ids"])
-def embed_kernel(out, token_ids, table, first_id, num_ids, num_channels, out_stride, table_stride, BLOCK: tl.constexpr):
+def embed_kernel(
+    out, token_ids, last_tokens, table, first_id, num_ids, num_channels, out_stride, table_stride, BLOCK: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channels < num_channels
-    local = tl.load(token_ids + token).to(tl.int64) - first_id
+    token_id = tl.load(token_ids + token).to(tl.int64)
+    if token_id < 0:
+        token_id = tl.load(last_tokens - 1 - token_id)
+    local = token_id - first_id
     held = (local >= 0) & (local < num_ids)
     row = tl.load(table + tl.where(held, local, 0) * table_stride + channels, mask=inside & held, other=0.0)
     tl.store(out + token * out_stride + channels, row, mask=inside)
@@ -27,10 +32,11 @@ class TritonEmbed(TritonKernel):
         self._block, self._num_warps = configuration["block"], configuration["num_warps"]
 
     def __call__(self, *arguments: Any) -> None:
-        out, token_ids, table, first_id = arguments
+        out, token_ids, last_tokens, table, first_id = arguments
         num_channels = table.shape[1]
         block = min(self._block, next_power_of_two(num_channels))
         grid = (out.shape[0], -(-num_channels // block))
         numbers = (first_id, table.shape[0], num_channels, out.stride(0), table.stride(0))
         if out.shape[0]:
-            self.launch(embed_kernel, grid, out, token_ids, table, *numbers, BLOCK=block, num_warps=self._num_warps)
+            tensors = (out, token_ids, last_tokens, table)
+            self.launch(embed_kernel, grid, *tensors, *numbers, BLOCK=block, num_warps=self._num_warps)

@@ -6,9 +6,10 @@
 - lean: one launch for everything, small tiles, few warps, no scratch memory: a device with few multiprocessors or
   little shared memory.
 
-T query tokens, N sequences, H query heads, G key/value heads, D head size (DP: padded to a power of two), S slots per
-block. GROUP = H / G query heads that share a key/value head are rows of one program. Where there are no more tokens
-than sequences, each token is a place of its own (BY_TOKEN) and finds its sequence; otherwise each sequence is one.
+T query tokens, N sequences (n has the block table of row rows_of[n]), H query heads, G key/value heads, D head size
+(DP: padded to a power of two), S slots per block. GROUP = H / G query heads that share a key/value head are rows of one
+program. Where there are no more tokens than sequences, each token is a place of its own (BY_TOKEN) and finds its
+sequence; otherwise each sequence is one.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def _weighed(scores, v, most, total, acc, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["window", "num_channels", "num_sequences", "num_splits"])
 def decode_kernel(
-    out, q, keys, values, tables, starts, lengths, parts, most_of_parts, total_of_parts,
+    out, q, keys, values, tables, rows_of, starts, lengths, parts, most_of_parts, total_of_parts,
     scale, window, num_channels, num_sequences, num_splits,
     out_stride, q_token_stride, q_head_stride, table_stride,
     k_block_stride, k_slot_stride, k_head_stride, v_block_stride, v_slot_stride, v_head_stride,
@@ -157,7 +158,7 @@ def decode_kernel(
     real = has_query[:, None] & (channels < D)[None, :]
     q_rows = q + token.to(tl.int64) * q_token_stride + (group * GROUP + rows) * q_head_stride
     query = tl.load(q_rows[:, None] + channels[None, :], mask=real, other=0.0)
-    table = tables + sequence.to(tl.int64) * table_stride
+    table = tables + tl.load(rows_of + sequence).to(tl.int64) * table_stride
     most = tl.full([ROWS], _NOTHING, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DP], tl.float32)
@@ -214,7 +215,7 @@ def merge_kernel(
 
 @triton.jit(do_not_specialize=["window", "num_channels", "num_sequences"])
 def tile_kernel(
-    out, q, keys, values, tables, starts, lengths, scale, window, num_channels, num_sequences,
+    out, q, keys, values, tables, rows_of, starts, lengths, scale, window, num_channels, num_sequences,
     out_stride, q_token_stride, q_head_stride, table_stride,
     k_block_stride, k_slot_stride, k_head_stride, v_block_stride, v_slot_stride, v_head_stride,
     G: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr,
@@ -248,7 +249,7 @@ def tile_kernel(
     at = (sequence_start + tokens).to(tl.int64)
     q_rows = q + at * q_token_stride + heads * q_head_stride
     query = tl.load(q_rows[:, None] + channels[None, :], mask=real, other=0.0)
-    table = tables + sequence.to(tl.int64) * table_stride
+    table = tables + tl.load(rows_of + sequence).to(tl.int64) * table_stride
     most = tl.full([ROWS], _NOTHING, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DP], tl.float32)
@@ -332,7 +333,7 @@ class _PagedAttention(TritonKernel):
         return TensorDescriptor(cache, shape, strides, [1, num_keys, self._padded])
 
     def _tiles(self, arguments: tuple[Any, ...], *, takes_singles: bool) -> None:
-        out, q, k_cache, v_cache, tables, starts, lengths, scale, window = arguments
+        out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window = arguments
         num_tokens, num_sequences, num_keys = q.shape[0], lengths.shape[0], self._num_keys("tile")
         num_rows = rows_of_head(self.configuration["tile_rows"], self._head_bytes, self._dtype)
         num_rows = max(num_rows, next_power_of_two(self._group))
@@ -341,7 +342,7 @@ class _PagedAttention(TritonKernel):
         self.launch(
             tile_kernel,
             grid,
-            *(out, q, self._cache(k_cache, num_keys), self._cache(v_cache, num_keys), tables, starts, lengths),
+            *(out, q, self._cache(k_cache, num_keys), self._cache(v_cache, num_keys), tables, rows_of, starts, lengths),
             *(scale * _LOG2_E, window, q.shape[2], num_sequences),
             *(out.stride(0), q.stride(0), q.stride(1), tables.stride(0)),
             *(*k_cache.stride()[:3], *v_cache.stride()[:3]),
@@ -380,7 +381,7 @@ class TritonPagedAttentionTiled(_PagedAttention):
         return 1 << (max(1, min(wanted, most, self.configuration["max_splits"])).bit_length() - 1)
 
     def __call__(self, *arguments: Any) -> None:
-        num_tokens, num_sequences = arguments[1].shape[0], arguments[6].shape[0]
+        num_tokens, num_sequences = arguments[1].shape[0], arguments[7].shape[0]
         if num_tokens == 0 or num_sequences == 0:
             return
         self._singles(arguments, by_token=num_tokens <= num_sequences)
@@ -388,7 +389,7 @@ class TritonPagedAttentionTiled(_PagedAttention):
             self._tiles(arguments, takes_singles=False)
 
     def _singles(self, arguments: tuple[Any, ...], *, by_token: bool) -> None:
-        out, q, k_cache, v_cache, tables, starts, lengths, scale, window = arguments
+        out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window = arguments
         num_places = q.shape[0] if by_token else lengths.shape[0]
         num_sequences, num_kv_heads, num_keys = lengths.shape[0], k_cache.shape[2], self._num_keys("decode")
         num_splits = self.num_splits(num_places, tables.shape[1] * k_cache.shape[1])
@@ -397,7 +398,7 @@ class TritonPagedAttentionTiled(_PagedAttention):
         self.launch(
             decode_kernel,
             (num_places * num_kv_heads, num_splits),
-            *(out, q, self._cache(k_cache, num_keys), self._cache(v_cache, num_keys), tables, starts, lengths),
+            *(out, q, self._cache(k_cache, num_keys), self._cache(v_cache, num_keys), tables, rows_of, starts, lengths),
             *(*self._scratch, scale * _LOG2_E, window, q.shape[2], num_sequences, num_splits),
             *(out.stride(0), q.stride(0), q.stride(1), tables.stride(0)),
             *(*k_cache.stride()[:3], *v_cache.stride()[:3]),

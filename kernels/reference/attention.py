@@ -1,7 +1,7 @@
 """Attention over the paged cache, prefill chunks and decodes mixed.
 
-T query tokens of all sequences, N sequences, H query heads, G key/value heads, D head size, B blocks, S slots per
-block, M blocks per table row.
+T query tokens of all sequences, N sequences, R rows, H query heads, G key/value heads, D head size, B blocks, S slots
+per block, M blocks per table row.
 """
 
 import torch
@@ -12,7 +12,8 @@ def paged_attention(
     q_THD: torch.Tensor,
     k_cache_BSGD: torch.Tensor,
     v_cache_BSGD: torch.Tensor,
-    block_tables_NM: torch.Tensor,
+    block_tables_RM: torch.Tensor,
+    rows_N: torch.Tensor,
     query_starts_N1: torch.Tensor,
     kv_lengths_N: torch.Tensor,
     scale: float,
@@ -21,16 +22,16 @@ def paged_attention(
     """Causal attention of each sequence's queries over its cached keys and values.
 
     Sequence n owns queries query_starts[n] to query_starts[n + 1]; they are its last positions, so its first query
-    stands
-    at kv_lengths[n] minus their number. A query at position p sees positions max(0, p - window + 1) to p; window 0
-    means all. Consecutive groups of H / G query heads share a key/value head. Softmax in float32.
+    stands at kv_lengths[n] minus their number. Its cache lies in the blocks of block_tables[rows[n]]. A query at
+    position p sees positions max(0, p - window + 1) to p; window 0 means all. Consecutive groups of H / G query heads
+    share a key/value head. Softmax in float32.
     """
-    starts, lengths = query_starts_N1.tolist(), kv_lengths_N.tolist()
-    for row, length in enumerate(lengths):
-        begin, end = starts[row], starts[row + 1]
+    starts, lengths, rows = query_starts_N1.tolist(), kv_lengths_N.tolist(), rows_N.tolist()
+    for sequence, length in enumerate(lengths):
+        begin, end = starts[sequence], starts[sequence + 1]
         if begin == end:
             continue
-        keys, values = _gathered(k_cache_BSGD, v_cache_BSGD, block_tables_NM[row], length)
+        keys, values = _gathered(k_cache_BSGD, v_cache_BSGD, block_tables_RM[rows[sequence]], length)
         mask = visible(torch.arange(length - (end - begin), length, device=q_THD.device), length, window)
         out_THD[begin:end] = _attend(q_THD[begin:end], keys, values, mask, scale).to(out_THD.dtype)
 

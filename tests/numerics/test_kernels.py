@@ -87,6 +87,7 @@ def test_long_sequences_are_seen_in_parts(lengths: tuple[int, ...], window: int,
     tables = torch.randperm(num_blocks, generator=generator).to(torch.int32).view(len(lengths), width)
     keys, values = (torch.randn(num_blocks, size, num_groups, head_dim, generator=generator) for _ in range(2))
     q = torch.randn(len(lengths), num_heads, head_dim, generator=generator)
+    rows = torch.arange(len(lengths), dtype=torch.int32)
     starts, ends = torch.arange(len(lengths) + 1, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
     alone = Services(num_threads=1, cache_dir=services.cache_dir)
     crowd = Services(num_threads=4, cache_dir=services.cache_dir)
@@ -95,7 +96,7 @@ def test_long_sequences_are_seen_in_parts(lengths: tuple[int, ...], window: int,
     outs = [torch.empty_like(q) for _ in kernels]
     for kernel, out in zip(kernels, outs, strict=True):
         for _ in range(3):
-            kernel(out, q, keys, values, tables, starts, ends, head_dim**-0.5, window)
+            kernel(out, q, keys, values, tables, rows, starts, ends, head_dim**-0.5, window)
     assert torch.equal(outs[0], outs[2])
     assert torch.equal(outs[1], outs[2])
     torch.testing.assert_close(outs[0], outs[3], rtol=0, atol=2e-6)

@@ -77,7 +77,7 @@ def test_a_penalised_row_that_is_freed_leaves_nothing_behind(engine: StepEngine)
         work = [(sequence, len(PROMPT))]
         plan = driver.plan(work, freed=[0, 1])
         engine.forward(plan)
-        driver.commit(work, engine.sample(None))
+        driver.commit(work, engine.sample(None).result())
         said.append(sequence.tokens[-1])
     assert len(set(said)) == 1
 
