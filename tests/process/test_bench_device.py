@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trimaran.tools import bench_device
+from trimaran.tools.device_bench.http_client import Share, drive, figures
 from trimaran.tools.device_bench.model_shapes import QWEN3_600M, write_model
 
 from ..server import free_port
@@ -66,7 +67,7 @@ def test_both_engines_are_measured_recorded_and_rendered(model: Path, tmp_path: 
     stand_in = peer(tmp_path / "peer", STAND_IN.format(path=os.environ.get("PYTHONPATH", "")))
     done = quick(tmp_path / "out", model, "--platform", "cpu", "--record", str(file), "--peer", str(stand_in))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout) < 8000
+    assert len(done.stdout) < 8000, "a terminal keeps its end only"
 
     record: dict[str, Any] = json.loads(file.read_text())
     assert record["startup"]["kept"], "other groups stay"
@@ -106,6 +107,15 @@ def test_what_takes_too_long_is_ended(model: Path, tmp_path: Path) -> None:
     done = quick(tmp_path / "out", model, "--platform", "null", "--limit", "0.2")
     assert done.returncode == 1
     assert "not ready after" in done.stdout
+
+
+def test_a_server_that_is_gone_is_a_bad_answer_for_each_request() -> None:
+    share = Share(
+        port=free_port(), model="m", clients=2, requests=5, prompt_tokens=4, output_tokens=4, ids=(0, 9), seed=1
+    )
+    found = figures(drive([share, share]), 4)
+    assert (found["requests"], found["num_bad"]) == (0, 10)
+    assert "ConnectionRefusedError" in found["first_bad"]
 
 
 def test_a_folder_without_the_peer_is_refused_with_the_cure(tmp_path: Path) -> None:

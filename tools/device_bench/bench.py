@@ -1,6 +1,5 @@
 """One run of a group: what was asked for, the time that is left, figures as they come, and what failed."""
 
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,7 +62,9 @@ class Bench:
         """Ours first: if time runs out, the peer's figures are missing."""
         found = [engines.trimaran(self.platform)]
         if self.peer is not None:
-            found.append(engines.vllm(self.peer, Path(tempfile.mkdtemp(prefix="bench-peer-"))))
+            folder = self.models.absolute() / "peer"
+            folder.mkdir(parents=True, exist_ok=True)
+            found.append(engines.vllm(self.peer, folder))
         return found
 
     def log(self, engine: Engine) -> Path:

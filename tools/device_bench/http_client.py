@@ -72,19 +72,23 @@ class _Connection:
         self._writer: asyncio.StreamWriter | None = None
 
     async def ask(self, body: bytes) -> Answer:
-        if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=_LONGEST_LINE)
-        assert self._reader is not None
         answer = Answer(time.perf_counter())
         try:
-            self._writer.write(_HEAD % len(body) + body)
-            await _read(self._reader, answer)
+            reader, writer = await self._open()
+            answer.began_s = time.perf_counter()
+            writer.write(_HEAD % len(body) + body)
+            await _read(reader, answer)
         except (OSError, EOFError, ValueError, KeyError) as error:
             answer.error = repr(error)
         answer.ended_s = time.perf_counter()
         if answer.error:
             self.close()
         return answer
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._reader is None or self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=_LONGEST_LINE)
+        return self._reader, self._writer
 
     def close(self) -> None:
         if self._writer is not None:
@@ -98,13 +102,20 @@ async def _read(reader: asyncio.StreamReader, answer: Answer) -> None:
         answer.error = (head[:200] + await reader.read(300)).decode(errors="replace")
         return
     rest = b""
-    while size := int((await reader.readline()).split(b";")[0], 16):
+    while size := await _chunk_size(reader):
         data = await reader.readexactly(size + 2)
         now = time.perf_counter()
         *events, rest = (rest + data[:-2]).split(b"\n\n")
         for event in events:
             _take(event.strip(), now, answer)
     await reader.readexactly(2)
+
+
+async def _chunk_size(reader: asyncio.StreamReader) -> int:
+    line = await reader.readline()
+    if not line:
+        raise EOFError("the connection ended in the middle of an answer")
+    return int(line.split(b";")[0], 16)
 
 
 def _take(event: bytes, now: float, answer: Answer) -> None:
@@ -140,7 +151,7 @@ def _process(share: Share, start: Any, told: Any) -> None:
     start.wait()
     try:
         answers = asyncio.run(_drive(share, bodies))
-    except Exception as error:  # nobody listens, most likely: it must be told, or the parent waits for ever
+    except Exception as error:  # a bug: it must be told, or the parent waits for ever
         now = time.perf_counter()
         answers = [Answer(now, now, error=repr(error))]
     told.put(answers)

@@ -51,14 +51,18 @@ def _serve(bench: Bench, engine: Engine, shape: str, port: int) -> None:
     model, kept = bench.folder(shape), bench.of(engine)
     with Server(engine, model, port, bench.log(engine)) as server:
         kept["ready_s"] = round(server.wait_ready(min(engine.start_limit_s, bench.left_s)), 2)
-        for load in QUICK_WARM_UP if bench.is_quick else WARM_UP:
-            _drive(bench, server, model, load)
+        bench.part(f"{engine.name} warm-up", partial(_warm_up, bench, server, model))
         kept["loads"] = {}
         for load in QUICK if bench.is_quick else LOADS[shape]:
             bench.part(
                 f"{engine.name} {load.clients} clients",
                 partial(_measure, bench, server, model, load),
             )
+
+
+def _warm_up(bench: Bench, server: Server, model: Path) -> None:
+    for load in QUICK_WARM_UP if bench.is_quick else WARM_UP:
+        _drive(bench, server, model, load)
 
 
 def _measure(bench: Bench, server: Server, model: Path, load: Load) -> None:
