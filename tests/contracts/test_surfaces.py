@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -498,18 +499,23 @@ def test_step_inputs_are_not_overwritten_while_their_copy_waits(tmp_path: Path, 
 
     machine = Machine("cuda", tmp_path)
     backend = opened(machine.install(patch))
-    staging = Staging({"token_ids": (4,)}, backend)
-    assert machine.devices[0].memory.pinned_bytes >= 16, "the host's side is pinned"
-    staging._on_device = torch.zeros_like(staging._buffer)  # as on a device whose memory is not the host's
+    other = torch.device("meta")  # anything but the host's: buffers take turns, and a push copies
+    patch.setattr(backend, "torch_device", other)
+    zeros = torch.zeros
+    patch.setattr(torch, "zeros", lambda *sizes, device=None, **options: zeros(*sizes, **options))
+    sizes: Any = {"token_ids": (np.int32, (4,))}
+    staging = Staging(64, backend)
+    assert machine.devices[0].memory.pinned_bytes >= 64, "the host's side is pinned"
+    ids = staging.read(sizes)["token_ids"]
     with backend.streams.use(backend.streams.create_stream(StreamPriority.HIGH)):
-        staging.begin()
-        staging.host["token_ids"][:] = 1
-        staging.push()
-        assert staging._on_device.tolist() == [0] * 4, "the copy is late"
-        staging.begin()
-        staging.host["token_ids"][:] = 2
+        for turn in range(1, 4):
+            staging.write(sizes)["token_ids"][:] = turn
+            staging.push(64)
+        assert ids.tolist() == [0] * 4, "the copies are late"
+        staging.write(sizes)["token_ids"][:] = 4  # waits for the first copy, whose buffer it takes
+        assert ids.tolist() == [1] * 4
     backend.synchronize()
-    assert staging._on_device.tolist() == [1] * 4
+    assert ids.tolist() == [3] * 4, "what is not pushed stays on the host"
 
 
 def test_priorities_reach_the_vendor_or_are_declined(machine: Machine, patch: pytest.MonkeyPatch) -> None:

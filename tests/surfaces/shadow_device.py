@@ -141,7 +141,7 @@ _library.fallback(_run, "PrivateUse1")
 _aten = torch.library.Library("aten", "IMPL")
 _VIEWS = (
     "transpose.int permute t slice.Tensor select.int expand unsqueeze squeeze squeeze.dim squeeze.dims split.Tensor "
-    "split_with_sizes unbind.int diagonal unfold alias view _unsafe_view _reshape_alias"
+    "split_with_sizes unbind.int diagonal unfold alias view view.dtype _unsafe_view _reshape_alias"
 )
 
 
