@@ -299,7 +299,7 @@ def _tensor_engine(
             shard=shard,
             model=model,
             decisions=(*described.decisions, dtype_decision, *_threads_decision(configuration, described)),
-            open_source=_source_opener(configuration, dtype),
+            open_source=_source_opener(configuration, dtype, backend),
             num_sampled_ids=sampled_ids,
             registry=described.registry,
             choices=described.choices,
@@ -372,13 +372,15 @@ def _measured(described: Described, dtype: str, services: Services) -> float:
     return measure(dtype, kernel)  # type: ignore[arg-type]
 
 
-def _source_opener(configuration: WorkerConfiguration, dtype: str) -> Callable[[OnBytes], WeightSource]:
+def _source_opener(
+    configuration: WorkerConfiguration, dtype: str, backend: Backend
+) -> Callable[[OnBytes], WeightSource]:
     def open_source(on_bytes: OnBytes) -> WeightSource:
         if configuration.load_format == "dummy":
             from ..kernels.trials import DTYPES
             from .weights.dummy_source import DummySource
 
-            return DummySource(configuration.seed, DTYPES[dtype], on_bytes)
+            return DummySource(configuration.seed, DTYPES[dtype], on_bytes, backend.torch_device)
         from .weights.safetensors_source import SafetensorsSource
 
         return SafetensorsSource(Path(configuration.model), on_bytes)

@@ -1,4 +1,4 @@
-"""Random weights from a config alone: the same for every rank and every start with one seed."""
+"""Random weights from a config alone: the same for every rank and every start with one seed on one kind of device."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ import torch
 from ..models.parameters import Parameter
 from .source import OnBytes
 
+_HOST = torch.device("cpu")
 _SCALE = 0.02
 """Standard deviation of weights; norms are one."""
 
 
 class DummySource:
-    """Tensors drawn per name, so that ranks agree on their parts of one model."""
+    """Tensors drawn per name, so that ranks agree on their parts of one model; on the device where it draws."""
 
-    def __init__(self, seed: int, dtype: torch.dtype, on_bytes: OnBytes = lambda done, total: None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        dtype: torch.dtype,
+        on_bytes: OnBytes = lambda done, total: None,
+        device: torch.device = _HOST,
+    ) -> None:
         self._seed = seed
+        self._device = device if _draws(device) else _HOST
         self._dtype = dtype
         self._on_bytes = on_bytes
         self._read_bytes = 0
@@ -39,6 +47,15 @@ class DummySource:
 
     def _drawn(self, parameter: Parameter) -> torch.Tensor:
         if parameter.name.endswith("norm.weight"):
-            return torch.ones(parameter.shape, dtype=self._dtype)
-        generator = torch.Generator().manual_seed(zlib.crc32(parameter.name.encode()) ^ self._seed)
-        return (torch.randn(parameter.shape, generator=generator) * _SCALE).to(self._dtype)
+            return torch.ones(parameter.shape, dtype=self._dtype, device=self._device)
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(parameter.name.encode()) ^ self._seed)
+        drawn = torch.randn(parameter.shape, generator=generator, device=self._device)
+        return drawn.mul_(_SCALE).to(self._dtype)
+
+
+def _draws(device: torch.device) -> bool:
+    try:
+        torch.Generator(device)
+    except RuntimeError:
+        return False
+    return True
