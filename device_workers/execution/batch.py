@@ -6,14 +6,16 @@ them. What the rows keep between steps (block tables, last tokens) stays on the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ...ipc.plan import RowFlag, StepPlan, WorkFlag
-from ..memory.staging import Sizes, Staging, layout
+from ..memory.staging import Layout, Staging
 from ..models.decoder import StepTensors
 from ..platforms.contract import Backend
 from .row_table import RowTable
@@ -37,7 +39,8 @@ _MOST_CHANGES = 4096  # block table entries that one copy carries; more go in se
 @dataclass(frozen=True)
 class Batch:
     """One step. Host columns per work item; `ends` is each item's last token plus one, `sampled` the indexes of the
-    items that sample, `size` what the tensors were padded to.
+    items that sample, `size` what the tensors were padded to. `is_plain`: all items sample, greedily, and ask for
+    nothing else.
     """
 
     num_tokens: int
@@ -48,6 +51,7 @@ class Batch:
     sampled: Array
     size: StepSize
     is_greedy: bool
+    is_plain: bool
 
     @property
     def num_sequences(self) -> int:
@@ -63,8 +67,7 @@ class SampledTensors:
     draws: tuple[torch.Tensor, ...]
 
 
-@dataclass(frozen=True)
-class StepSize:
+class StepSize(NamedTuple):
     """Tokens and sequences that a step's tensors have room for."""
 
     num_tokens: int
@@ -75,14 +78,17 @@ class StepSize:
         """One token of each sequence."""
         return self.num_tokens == self.num_sequences
 
-    def sizes(self, num_changes: int = 0) -> Sizes:
-        """What a step's inputs are: of the model, of sampling, and changes of the block tables."""
-        tokens, sequences = (self.num_tokens,), (self.num_sequences,)
-        return {
+
+@lru_cache(maxsize=128)
+def _layout(size: StepSize, num_changes: int = 0) -> Layout:
+    """What a step's inputs are: of the model, of sampling, and changes of the block tables."""
+    tokens, sequences = (size.num_tokens,), (size.num_sequences,)
+    return Layout(
+        {
             "token_ids": (np.int32, tokens),
             "positions": (np.int32, tokens),
             "slots": (np.int32, tokens),
-            "query_starts": (np.int32, (self.num_sequences + 1,)),
+            "query_starts": (np.int32, (size.num_sequences + 1,)),
             "kv_lengths": (np.int32, sequences),
             "rows": (np.int32, sequences),
             "sampled_places": (np.int64, sequences),
@@ -92,6 +98,7 @@ class StepSize:
             "change_places": (np.int64, (num_changes,)),
             "change_blocks": (np.int32, (num_changes,)),
         }
+    )
 
 
 class BatchBuilder:
@@ -105,12 +112,12 @@ class BatchBuilder:
         self._largest = StepSize(max_tokens, max_sequences)
         self._is_fixed = backend.graphs_take_any_size
         self._table = table
-        _, num_bytes = layout(self._largest.sizes(_MOST_CHANGES))
-        self._staging = Staging(num_bytes, backend)
+        self._staging = Staging(_layout(self._largest, _MOST_CHANGES).num_bytes, backend)
         device = backend.torch_device
         on_host = torch.from_numpy(table.blocks)
         self.block_tables = on_host if self._staging.is_host else torch.zeros_like(on_host, device=device)
-        self.last_tokens = torch.zeros(table.num_rows, dtype=torch.int64, device=device)
+        self._no_row = table.num_rows  # its last token is nobody's: padded sequences leave theirs there
+        self.last_tokens = torch.zeros(table.num_rows + 1, dtype=torch.int64, device=device)
 
     @property
     def num_bytes(self) -> int:
@@ -128,7 +135,7 @@ class BatchBuilder:
         assert num_sequences <= self._largest.num_sequences, (num_sequences, self._largest)
         size = StepSize(padded, padded) if padded > num_sequences else StepSize(num_tokens, num_sequences)
         places, blocks = self._changes(plan)
-        host = self._staging.write(self._laid(size).sizes(len(places)))
+        host = self._staging.write(_layout(self._laid(size), len(places)))
         host["change_places"][:], host["change_blocks"][:] = places, blocks
         self._fill_tokens(host, plan, rows, ends, num_tokens)
         lengths = starts + counts
@@ -137,13 +144,17 @@ class BatchBuilder:
         host["kv_lengths"][:num_sequences] = lengths
         host["rows"][:num_sequences] = rows
         sampled = np.nonzero(flags & WorkFlag.SAMPLES)[0]
-        is_greedy = self._fill_sampled(host, rows[sampled], ends[sampled] - 1, lengths[sampled])
+        row_flags = self._table.columns["flags"][rows[sampled]]
+        is_greedy = self._fill_sampled(host, rows[sampled], row_flags, ends[sampled] - 1, lengths[sampled])
+        is_plain = len(sampled) == num_sequences and bool((row_flags == RowFlag.GREEDY).all())
         if padded > num_sequences:
             _pad(host, num_sequences, padded)
         self._push(size, len(places))
-        return Batch(num_tokens, rows, lengths, flags, ends, sampled, size, is_greedy)
+        return Batch(num_tokens, rows, lengths, flags, ends, sampled, size, is_greedy, is_plain)
 
-    def _fill_tokens(self, host: dict[str, Array], plan: StepPlan, rows: Array, ends: Array, num_tokens: int) -> None:
+    def _fill_tokens(
+        self, host: Mapping[str, Array], plan: StepPlan, rows: Array, ends: Array, num_tokens: int
+    ) -> None:
         """A token that the device has sampled itself is named by its row: see the kernel `embed`."""
         starts, from_device = plan.starts, (plan.flags & WorkFlag.FROM_DEVICE) != 0
         if num_tokens == len(rows):
@@ -162,12 +173,15 @@ class BatchBuilder:
             token_ids[is_sampled] = -1 - rows_of_tokens[is_sampled]
             token_ids[~is_sampled] = plan.token_ids
 
-    def _fill_sampled(self, host: dict[str, Array], rows: Array, places: Array, lengths: Array) -> bool:
+    def _fill_sampled(
+        self, host: Mapping[str, Array], rows: Array, row_flags: Array, places: Array, lengths: Array
+    ) -> bool:
         """What sampling reads; returns whether all rows are greedy, which takes no parameters."""
         num_sampled, columns = len(rows), self._table.columns
         host["sampled_places"][:num_sampled] = places
         host["sampled_rows"][:num_sampled] = rows
-        greedy = (columns["flags"][rows] & RowFlag.GREEDY) != 0
+        host["sampled_rows"][num_sampled:] = self._no_row
+        greedy = (row_flags & RowFlag.GREEDY) != 0
         if greedy.all():
             return True
         for name, (kind, column) in _SAMPLED.items():
@@ -188,40 +202,50 @@ class BatchBuilder:
 
     def _send_changes(self, places: Array, blocks: Array) -> None:
         size = StepSize(0, 0)
-        host = self._staging.write(size.sizes(len(places)))
+        host = self._staging.write(_layout(size, len(places)))
         host["change_places"][:], host["change_blocks"][:] = places, blocks
         self._push(size, len(places))
 
     def _push(self, size: StepSize, num_changes: int) -> None:
-        sizes = self._laid(size).sizes(num_changes)
-        self._staging.push(layout(sizes)[1])
+        sizes = _layout(self._laid(size), num_changes)
+        self._staging.push(sizes.num_bytes)
         if num_changes:
-            device = self._staging.read(sizes)
-            self.block_tables.view(-1).index_copy_(0, device["change_places"], device["change_blocks"])
+            places, blocks = self._staging.read(sizes, "change_places", "change_blocks")
+            self.block_tables.view(-1).index_copy_(0, places, blocks)
 
     def _laid(self, size: StepSize) -> StepSize:
         return self._largest if self._is_fixed else size
 
     def tensors(self, size: StepSize) -> StepTensors:
         """The inputs of a step's forward pass."""
-        device = self._staging.read(self._laid(size).sizes())
         num_tokens, num_sequences = size.num_tokens, size.num_sequences
-        return StepTensors(
-            token_ids=device["token_ids"][:num_tokens],
-            last_tokens=self.last_tokens,
-            positions=device["positions"][:num_tokens],
-            slots=device["slots"][:num_tokens],
-            block_tables=self.block_tables,
-            rows=device["rows"][:num_sequences],
-            query_starts=device["query_starts"][: num_sequences + 1],
-            kv_lengths=device["kv_lengths"][:num_sequences],
+        token_ids, positions, slots, rows, query_starts, kv_lengths = self._staging.read(
+            _layout(self._laid(size)), "token_ids", "positions", "slots", "rows", "query_starts", "kv_lengths"
         )
+        return StepTensors(
+            token_ids=token_ids[:num_tokens],
+            last_tokens=self.last_tokens,
+            positions=positions[:num_tokens],
+            slots=slots[:num_tokens],
+            block_tables=self.block_tables,
+            rows=rows[:num_sequences],
+            query_starts=query_starts[: num_sequences + 1],
+            kv_lengths=kv_lengths[:num_sequences],
+        )
+
+    def sampled_rows(self, size: StepSize) -> torch.Tensor:
+        """`[N]` int64: the row of each sampled item, then nobody's row, whose last token is never read."""
+        (rows,) = self._staging.read(_layout(self._laid(size)), "sampled_rows")
+        return rows[: size.num_sequences]
 
     def sampling(self, batch: Batch) -> SampledTensors:
         """The inputs of sampling."""
-        device, num_sampled = self._staging.read(self._laid(batch.size).sizes()), len(batch.sampled)
-        draws = () if batch.is_greedy else tuple(device[name][:num_sampled] for name in DRAW_PARAMETERS)
-        return SampledTensors(device["sampled_places"][:num_sampled], device["sampled_rows"][:num_sampled], draws)
+        names = ("sampled_places", "sampled_rows", *(() if batch.is_greedy else DRAW_PARAMETERS))
+        places, rows, *draws = self._staging.read(_layout(self._laid(batch.size)), *names)
+        num_sampled = len(batch.sampled)
+        return SampledTensors(
+            places[:num_sampled], rows[:num_sampled], tuple(parameter[:num_sampled] for parameter in draws)
+        )
 
     def idle(self, num_tokens: int) -> StepSize:
         """Make the inputs those of a step that touches no cache slot: sequences of one token each, as many as there
@@ -229,8 +253,9 @@ class BatchBuilder:
         """
         num_sequences = min(num_tokens, self._largest.num_sequences)
         size = StepSize(num_sequences, num_sequences)
-        host = self._staging.write(self._laid(size).sizes())
+        host = self._staging.write(_layout(self._laid(size)))
         host["query_starts"][0] = 0
+        host["sampled_rows"][:] = self._no_row
         _pad(host, 0, num_sequences)
         self._push(size, 0)
         return size
@@ -240,7 +265,7 @@ class BatchBuilder:
         return StepSize(max_tokens, self._largest.num_sequences)
 
 
-def _pad(host: dict[str, Array], begin: int, end: int) -> None:
+def _pad(host: Mapping[str, Array], begin: int, end: int) -> None:
     """Sequences of one token at position 0, whose key and value are not written."""
     for name, value in (("token_ids", 0), ("positions", 0), ("slots", -1), ("kv_lengths", 1), ("rows", 0)):
         host[name][begin:end] = value

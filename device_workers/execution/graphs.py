@@ -1,7 +1,8 @@
 """Recorded passes: one for every size where a recording allows that, else one for each bucket of decodes.
 
 A bucket holds steps in which every sequence has one token; a smaller step is padded with sequences that touch no slot
-of the cache. Its recording goes on to the logits of all its sequences. All other steps run eagerly.
+of the cache. Its recording goes on to the logits and the likeliest token of each sequence, which is all that most
+requests ask. All other steps run eagerly.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 
 from ...ipc.facts import Decision
 from ..models.decoder import StepTensors
@@ -20,7 +22,7 @@ _MIB = 1 << 20
 
 class Graphs:
     """What can be replayed. `forward` computes a step's hidden states from its inputs, with no progress told;
-    `to_logits` goes on to the logits of each of its tokens.
+    `to_tokens` goes on from the inputs of that size to the likeliest token of each sequence.
     """
 
     def __init__(
@@ -29,14 +31,14 @@ class Graphs:
         builder: BatchBuilder,
         max_rows: int,
         forward: Callable[[StepTensors], None],
-        to_logits: Callable[[StepTensors], None],
+        to_tokens: Callable[[StepSize], None],
     ) -> None:
         self._backend = backend
         self._builder = builder
         self._max_rows = max_rows
         self._forward = forward
-        self._to_logits = to_logits
-        self.hold_logits = not backend.graphs_take_any_size
+        self._to_tokens = to_tokens
+        self.hold_tokens = not backend.graphs_take_any_size
         self._whole: Graph | None = None
         self._buckets: dict[int, Graph] = {}
         self._sizes: list[int] = []
@@ -85,9 +87,9 @@ class Graphs:
         began, before = time.monotonic(), self._backend.memory_facts().free_bytes
         captured = {}
         for size in reversed(sizes):  # the largest first: smaller ones find its memory in the pool
-            tensors = self._builder.tensors(self._builder.idle(size))
-            self._to_logits(tensors)  # compiles what is not compiled yet, which a recording could not
-            captured[size] = self._backend.capture_graph(lambda tensors=tensors: self._to_logits(tensors))  # type: ignore[misc]
+            idle = self._builder.idle(size)
+            self._to_tokens(idle)  # compiles what is not compiled yet, which a recording could not
+            captured[size] = self._backend.capture_graph(partial(self._to_tokens, idle))
         self._buckets, self._sizes = captured, list(sizes)
         self.num_bytes = max(0, before - self._backend.memory_facts().free_bytes)
         took_s = time.monotonic() - began

@@ -23,7 +23,7 @@ from ...kernels.trials import DTYPES
 from ..memory.exhaustion import exhaustion_as_memory_error
 from ..memory.kv_cache import KvCache, KvLayout
 from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending, shared_limit
-from ..memory.staging import HostLink, Readback
+from ..memory.staging import HostLink, Readback, TurningBuffers
 from ..models.config import ModelConfig
 from ..models.decoder import Activations, Decoder, DecoderKernels, StepTensors, WeightReader
 from ..models.facts import KERNELS, kernel_problem
@@ -43,6 +43,8 @@ from .tensor_step import PromptLogprobs, StepClock, TensorStep
 Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger("trimaran.worker")
+
+_NO_ROWS: Array = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +162,10 @@ class TensorEngine:
             settled.max_batched_tokens, max_sequences, self._table, settled.block_size, parts.backend
         )
         self._graphs = Graphs(
-            parts.backend, self._builder, max_sequences, self._forward_recorded, self._to_logits_recorded
+            parts.backend, self._builder, max_sequences, self._forward_recorded, self._to_tokens_recorded
         )
+        self._tokens = torch.zeros(max_sequences, dtype=torch.int64, device=self._device)
+        self._tokens_on_host = TurningBuffers(max_sequences, torch.int64, parts.backend)
         self._penalties = PenaltyTable(parts.num_sampled_ids, self._device, self._link)
         sampling = SamplerKernels(**{name: self._kernels[name] for name in SamplerKernels.__dataclass_fields__})
         draws_on_device = Feature.FP64 in self.profile.capability.features
@@ -234,8 +238,11 @@ class TensorEngine:
     def _forward_recorded(self, tensors: StepTensors) -> None:
         self._decoder.forward(tensors, self._cache.layers, lambda: None)
 
-    def _to_logits_recorded(self, tensors: StepTensors) -> None:
-        self._decoder.logits(*self._decoder.forward(tensors, self._cache.layers, lambda: None))
+    def _to_tokens_recorded(self, size: StepSize) -> None:
+        tensors, tokens = self._builder.tensors(size), self._tokens[: size.num_sequences]
+        logits = self._decoder.logits(*self._decoder.forward(tensors, self._cache.layers, lambda: None))
+        self._kernels["greedy_sample"](tokens, logits, self._parts.num_sampled_ids)
+        self._builder.last_tokens.index_copy_(0, self._builder.sampled_rows(size), tokens)
 
     def _refuse_graph(self) -> str | None:
         if self._parts.enforce_eager:
@@ -259,7 +266,7 @@ class TensorEngine:
             self._penalties.take(history)
         self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
         # A recording leaves logits in the place of the hidden states, which prompt logprobs would still need.
-        replays = not (self._graphs.hold_logits and (plan.flags & WorkFlag.PROMPT_LOGPROBS).any())
+        replays = not (self._graphs.hold_tokens and (plan.flags & WorkFlag.PROMPT_LOGPROBS).any())
         padded = self._graphs.bucket(int(plan.counts.sum()), len(plan.rows)) if replays else 0
         self._batch = self._builder.build(plan, padded)
         self._clock.note("build")
@@ -278,7 +285,7 @@ class TensorEngine:
         else:
             graph.replay(size.num_tokens, size.num_sequences, self.progress.counter)
             self._hidden = self._activations.hidden(size.num_tokens)
-            if self._graphs.hold_logits:
+            if self._graphs.hold_tokens:
                 self._logits = self._activations.logits_RV[: size.num_sequences]
 
     def _forward_eagerly(self, size: StepSize) -> tuple[torch.Tensor, torch.Tensor]:
@@ -298,7 +305,7 @@ class TensorEngine:
         with self._memory_errors():
             prompt = self._prompt_logprobs(plan, batch, readback)
             sampled = self._sampled(batch, masks, readback)
-            tokens = None if sampled is None else readback.take(sampled.tokens)
+            tokens = None if sampled is None else readback.take(sampled.tokens, self._tokens_on_host)
             readback.close()
         self._batch = self._hidden = self._logits = None
         step = int(plan.step[0])
@@ -308,8 +315,10 @@ class TensorEngine:
         """Tokens of the items that sample, kept as the last ones of their rows."""
         if not len(batch.sampled):
             return None
-        inputs = self._builder.sampling(batch)
         rows, lengths = batch.rows[batch.sampled], batch.lengths[batch.sampled]
+        if batch.is_plain and self._logits is not None and masks is None:  # the recording has done it
+            return Sampled(self._tokens[: batch.num_sequences], _NO_ROWS, None)
+        inputs = self._builder.sampling(batch)
         while True:
             try:
                 logits_SV = self._logits_of(batch, inputs.places_S)
@@ -342,8 +351,8 @@ class TensorEngine:
                 continue  # from copies of the hidden states, which are whole
 
     def _kernel_changed(self, name: str) -> None:
-        """A recording holds the kernels that it was made of; those of sampling are in none."""
-        if self._graphs.are_captured and name in DecoderKernels.__dataclass_fields__:
+        """A recording holds the kernels that it was made of."""
+        if self._graphs.are_captured and name in (*DecoderKernels.__dataclass_fields__, "greedy_sample"):
             self._graphs.drop()
             reason = f"kernel {name} was replaced while serving"
             self._decide_graphs(Decision(name="graphs", value="eager", reason=reason))

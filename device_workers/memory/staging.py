@@ -8,8 +8,9 @@ so that recorded passes find their inputs. On the processor both are the same me
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +19,8 @@ from ..platforms.contract import Backend, DeviceMemory, MemoryKind, NotSupported
 from ..streams.contract import Event, StreamManager
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Sizes = Mapping[str, tuple[type[np.generic], tuple[int, ...]]]
-"""Name -> element type (of 4 or 8 bytes) and shape, in the order in which they lie."""
-
 _NUM_TURNS = 3  # two steps may be in flight while a third is written
+_MOST_LAYOUTS = 128  # whose arrays are kept: every bucket of decodes, some other steps
 _ALIGNMENT_BYTES = 64  # of each array: compiled kernels are made for aligned addresses
 _TORCH: dict[type[np.generic], torch.dtype] = {
     np.int32: torch.int32,
@@ -30,18 +29,41 @@ _TORCH: dict[type[np.generic], torch.dtype] = {
 }
 
 
-def layout(sizes: Sizes) -> tuple[dict[str, int], int]:
-    """Where each array begins, and how many bytes they take in all."""
-    begins, end = {}, 0
-    for name, (kind, shape) in sizes.items():
-        begins[name] = end
-        end += -(-prod(shape) * np.dtype(kind).itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-    return begins, end
+class Place(NamedTuple):
+    """One array in the buffer: elements of 4 or 8 bytes, and where its first byte lies."""
+
+    kind: type[np.generic]
+    shape: tuple[int, ...]
+    begin: int
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * np.dtype(self.kind).itemsize
+
+
+class Layout:
+    """Arrays by name, one behind the other in the order given; `num_bytes` in all."""
+
+    def __init__(self, sizes: Mapping[str, tuple[type[np.generic], tuple[int, ...]]]) -> None:
+        self.places: dict[str, Place] = {}
+        end = 0
+        for name, (kind, shape) in sizes.items():
+            self.places[name] = place = Place(kind, shape, end)
+            end += -(-place.num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        self.num_bytes = end
+
+
+def _cut(host: Array, sizes: Layout) -> Mapping[str, Array]:
+    assert sizes.num_bytes <= len(host), (sizes.num_bytes, len(host))
+    return {
+        name: np.frombuffer(host, place.kind, prod(place.shape), place.begin).reshape(place.shape)
+        for name, place in sizes.places.items()
+    }
 
 
 class Staging:
-    """Named arrays of each step: `write(sizes)` gives them to fill, `push` sends them, `read(sizes)` is the device's
-    side of the same sizes.
+    """Named arrays of each step: `write` gives them to fill, `push` sends them, `read` is the device's side of the same
+    layout.
     """
 
     def __init__(self, num_bytes: int, backend: Backend) -> None:
@@ -52,25 +74,20 @@ class Staging:
         self._turn = 0
         device = backend.torch_device
         self._device = self._hosts[0] if self.is_host else torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._arrays = [lru_cache(_MOST_LAYOUTS)(partial(_cut, host.numpy())) for host in self._hosts]
 
     @property
     def num_bytes(self) -> int:
         return self._device.nbytes
 
-    def write(self, sizes: Sizes) -> dict[str, Array]:
+    def write(self, sizes: Layout) -> Mapping[str, Array]:
         """Arrays to fill, their contents left from earlier steps. Waits where the device has not read them yet."""
         self._turn = (self._turn + 1) % len(self._hosts)
         event = self._pushed[self._turn]
         if event is not None:
             event.wait_blocking()
             self._pushed[self._turn] = None
-        host = self._hosts[self._turn].numpy()
-        begins, end = layout(sizes)
-        assert end <= len(host), (end, len(host))
-        return {
-            name: np.frombuffer(host, kind, prod(shape), begins[name]).reshape(shape)
-            for name, (kind, shape) in sizes.items()
-        }
+        return self._arrays[self._turn](sizes)
 
     def push(self, num_bytes: int) -> None:
         """Send the first bytes of what was written last, in the order of the current stream."""
@@ -81,13 +98,26 @@ class Staging:
         self._backend.copy(self._device[:num_bytes], self._hosts[self._turn][:num_bytes], stream)
         self._pushed[self._turn] = streams.record(stream)
 
-    def read(self, sizes: Sizes) -> dict[str, torch.Tensor]:
-        """The device's side."""
-        begins, _ = layout(sizes)
-        return {
-            name: self._device[begins[name] :][: prod(shape) * np.dtype(kind).itemsize].view(_TORCH[kind]).view(shape)
-            for name, (kind, shape) in sizes.items()
-        }
+    def read(self, sizes: Layout, *names: str) -> list[torch.Tensor]:
+        """The device's side of these arrays."""
+        return [self._read(sizes.places[name]) for name in names]
+
+    def _read(self, place: Place) -> torch.Tensor:
+        flat = self._device[place.begin : place.begin + place.num_bytes]
+        return flat.view(_TORCH[place.kind]).view(place.shape)
+
+
+class TurningBuffers:
+    """Host buffers for one small result of every step. What was read into one stays until its turn comes again."""
+
+    def __init__(self, length: int, dtype: torch.dtype, backend: Backend) -> None:
+        num_bytes = length * dtype.itemsize
+        self._buffers = [_host_buffer(num_bytes, backend).view(dtype) for _ in range(_NUM_TURNS)]
+        self._turn = 0
+
+    def next(self) -> torch.Tensor:
+        self._turn = (self._turn + 1) % len(self._buffers)
+        return self._buffers[self._turn]
 
 
 class HostLink:
@@ -117,13 +147,17 @@ class Readback:
         self._pins = pins
         self._event: Event | None = None
 
-    def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on the host; what it holds counts after `wait`."""
+    def take(self, tensor: torch.Tensor, into: TurningBuffers | None = None) -> torch.Tensor:
+        """The tensor on the host, `into` a buffer that is there already if given; what it holds counts after `wait`."""
         if tensor.device.type == "cpu":
-            return tensor
+            return tensor if into is None else tensor.clone()
         if not self._pins:
             return tensor.cpu()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        if into is None:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        else:
+            host = into.next()[: len(tensor)]
+        return host.copy_(tensor, non_blocking=True)
 
     def close(self) -> None:
         self._event = self._streams.record(self._streams.current())

@@ -495,7 +495,7 @@ def test_copies_and_launches_are_ordered_by_their_stream(machine: Machine, patch
 
 
 def test_step_inputs_are_not_overwritten_while_their_copy_waits(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    from trimaran.device_workers.memory.staging import Staging
+    from trimaran.device_workers.memory.staging import Layout, Staging
 
     machine = Machine("cuda", tmp_path)
     backend = opened(machine.install(patch))
@@ -503,10 +503,10 @@ def test_step_inputs_are_not_overwritten_while_their_copy_waits(tmp_path: Path, 
     patch.setattr(backend, "torch_device", other)
     zeros = torch.zeros
     patch.setattr(torch, "zeros", lambda *sizes, device=None, **options: zeros(*sizes, **options))
-    sizes: Any = {"token_ids": (np.int32, (4,))}
+    sizes = Layout({"token_ids": (np.int32, (4,))})
     staging = Staging(64, backend)
     assert machine.devices[0].memory.pinned_bytes >= 64, "the host's side is pinned"
-    ids = staging.read(sizes)["token_ids"]
+    (ids,) = staging.read(sizes, "token_ids")
     with backend.streams.use(backend.streams.create_stream(StreamPriority.HIGH)):
         for turn in range(1, 4):
             staging.write(sizes)["token_ids"][:] = turn

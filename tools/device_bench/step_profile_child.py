@@ -59,8 +59,9 @@ class Steps:
         while running:
             running.popleft().result()
         gaps = [later - earlier for earlier, later in zip(ends[_WARM:], ends[_WARM + 1 :], strict=False)]
-        told = dict(zip(_PARTS, map(statistics.median, zip(*parts[_WARM:], strict=True)), strict=True))
-        return {"step_s": statistics.median(gaps or [0.0]), **{f"{name}_s": value for name, value in told.items()}}
+        medians = map(statistics.median, zip(*parts[min(_WARM, len(parts) - 1) :], strict=True))
+        told = {f"{name}_s": value for name, value in zip(_PARTS, medians, strict=True)}
+        return {"step_s": statistics.median(gaps or [0.0]), **told}
 
     def prompt(self, num_tokens: int, length: int) -> float:
         """Seconds from a chunk of a prompt behind `length` cached positions to its token."""
@@ -111,7 +112,7 @@ class Steps:
 
 
 def kernels_of(run: Any, num_steps: int) -> dict[str, Any]:
-    """Device seconds a step by kernel, the largest first, and the device's idle share between the first and the last."""
+    """Device time a step by kernel, the largest first, and the device's idle share between the first and the last."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
