@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from msgspec.structs import replace
 
 from trimaran.ipc.facts import DeviceProfile, Problem
 from trimaran.kernels.catalog import CATALOG
@@ -154,6 +155,26 @@ def wide_rows(device: str, profile: DeviceProfile) -> str:
     return "" if agrees else "fused_add_rms_norm"
 
 
+def linears(device: str, profile: DeviceProfile) -> str:
+    """Shared inputs whose last share is cut or empty, twice, since counters must be as they were; three and four
+    tokens of a small weight; more outputs than scratch memory has sums for.
+    """
+    generator = torch.Generator().manual_seed(6)
+    kernel = loaded("triton_linear", profile, device, replace(PROBLEM, dtype="bfloat16", kv_dtype="bfloat16"))
+    for num_outputs, num_inputs in ((40, 1024), (33, 1280), (16, 1400), (48, 2100), (7, 4096), (16, 77)):
+        weight = (torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5).bfloat16()
+        bias = torch.randn(num_outputs, generator=generator).bfloat16()
+        for num_tokens in (1, 3, 4, 5, 5, 16, 17):
+            x = torch.randn(num_tokens, num_inputs, generator=generator).bfloat16()
+            packed = kernel.pack(weight.to(device), bias.to(device))
+            out = torch.full((num_tokens, num_outputs), float("nan"), device=device)
+            kernel(out, x.to(device), packed)
+            worst = float((out.cpu() - (x.double() @ weight.double().T + bias.double())).abs().max())
+            if not worst < (1e-5 if num_tokens <= 16 else 4e-2):
+                return f"{num_tokens} tokens, {num_outputs} x {num_inputs}: off by {worst}"
+    return ""
+
+
 def long_contexts(device: str, profile: DeviceProfile, name: str, window: int) -> str:
     """Lengths around the edges of tiles, blocks and shares; chunks behind a cached prefix; a table wider than used."""
     generator = torch.Generator().manual_seed(window)
@@ -182,6 +203,7 @@ def long_contexts(device: str, profile: DeviceProfile, name: str, window: int) -
 
 
 CHECKS: dict[str, Callable[[str, DeviceProfile], str]] = {
-    check.__name__: check for check in (draws, sampled_rows, greedy_rows, ranks_and_tops, every_bfloat16, wide_rows)
+    check.__name__: check
+    for check in (draws, sampled_rows, greedy_rows, ranks_and_tops, every_bfloat16, wide_rows, linears)
 }
 ATTENTIONS = tuple(f"triton_paged_attention_{name}" for name in ("tiled", "bulk", "lean"))
