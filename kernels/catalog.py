@@ -150,7 +150,8 @@ def _triton_greedy_sample(profile: DeviceProfile, problem: Problem, services: Se
 def _triton_sample(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_triton.sampling import TritonSample
 
-    return TritonSample(configuration("sample", profile.capability), profile.capability)
+    chosen = configuration("sample", profile.capability)
+    return TritonSample(chosen, profile.capability, problem, services.device)
 
 
 def _triton_apply_penalties(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:

@@ -64,7 +64,7 @@ class Sampler:
     def __init__(
         self, kernels: SamplerKernels, penalties: PenaltyTable, vocab_size: int, *, draws_on_device: bool
     ) -> None:
-        """Draws are defined in float64; where the device has none (`draws_on_device` False) the host draws."""
+        """What is kept is defined in float64; where the device has none (`draws_on_device` False) the host draws."""
         self._draws_on_device = draws_on_device
         self._kernels = kernels
         self._penalties = penalties

@@ -62,7 +62,7 @@ _DEFAULTS: dict[str, Configuration] = {
     "linear_dot_large": {"rows": 64, "tile": 128, "num_warps": 4, "num_stages": 5},
     "linear_dot_huge": {"rows": 128, "tile": 128, "num_warps": 4, "num_stages": 4},
     "greedy_sample": {"block": 2048, "num_warps": 4},
-    "sample": {"block": 4096, "weighed": 512, "num_warps": 16},
+    "sample": {"block": 4096, "weighed": 512, "num_warps": 16, "draw_block": 512, "draw_warps": 4},
     "apply_penalties": {"block": 1024, "num_warps": 4},
     "token_logprobs": {"block": 2048, "num_warps": 8},
     "quantize_fp8": {"block": 16384, "num_warps": 8},

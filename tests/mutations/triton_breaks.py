@@ -110,8 +110,8 @@ TRITON_BREAKS = (
     Break(
         "a draw has other bits than the reference's",
         f"{KERNELS}/philox.py",
-        "((c0 << 21) | (c1 >> 11))",
-        "((c0 << 21) | (c1 >> 12))",
+        "low1, high0 ^ c3 ^ k1, low0",
+        "low1, high0 ^ c3 ^ k0, low0",
         (*INTERPRETED, "exactness and draws"),
     ),
     Break(
