@@ -102,6 +102,12 @@ def _triton_fused_add_rms_norm(profile: DeviceProfile, problem: Problem, service
     return TritonFusedAddRmsNorm(configuration("rms_norm", profile.capability))
 
 
+def _triton_linear(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.linear import TritonLinear
+
+    return TritonLinear(profile.capability, services.device)
+
+
 def _triton_rotary_and_kv_write(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_triton.rotary import TritonRotaryAndKvWrite
 
@@ -144,7 +150,8 @@ def _triton_greedy_sample(profile: DeviceProfile, problem: Problem, services: Se
 def _triton_sample(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_triton.sampling import TritonSample
 
-    return TritonSample(configuration("sample", profile.capability), profile.capability)
+    chosen = configuration("sample", profile.capability)
+    return TritonSample(chosen, profile.capability, problem, services.device)
 
 
 def _triton_apply_penalties(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
@@ -313,6 +320,7 @@ CATALOG: tuple[Implementation, ...] = (
     _triton("fused_add_rms_norm", _triton_fused_add_rms_norm),
     _plain("fused_add_rms_norm", _plain_fused_add_rms_norm),
     _cpp("linear", _cpp_linear, even_inputs=True),
+    _triton("linear", _triton_linear),
     _plain("linear", _plain_linear),
     _cpp("rotary_and_kv_write", _cpp_rotary_and_kv_write, same_kv_dtype=True),
     _triton("rotary_and_kv_write", _triton_rotary_and_kv_write, kv_dtypes=_FLOATS, max_head_dim=512),

@@ -193,12 +193,15 @@ def _spoil_unused(
     v_cache.flatten(0, 1)[~used] = float("nan")
 
 
-def _linear(problem: Problem, generator: torch.Generator) -> Trial:
-    """Arguments: out, x, weight, bias; the caller packs the weight."""
-    dtype = DTYPES[problem.dtype]
-    x = _randn(generator, dtype, 15, problem.hidden_size)
-    weight = (torch.randn(75, problem.hidden_size, generator=generator) / problem.hidden_size**0.5).to(dtype)
-    arguments = (torch.empty(15, 75, dtype=dtype), x, weight, _randn(generator, dtype, 75))
+def _linear(
+    problem: Problem, generator: torch.Generator, num_tokens: int, *, has_bias: bool = True, is_wide: bool = False
+) -> Trial:
+    """Arguments: out (float32 where it is wide, as logits are), x, weight, bias; the caller packs the weight."""
+    dtype, num_inputs = DTYPES[problem.dtype], problem.hidden_size
+    x = _randn(generator, dtype, num_tokens, num_inputs)
+    weight = (torch.randn(75, num_inputs, generator=generator) / num_inputs**0.5).to(dtype)
+    out = torch.empty(num_tokens, 75, dtype=torch.float32 if is_wide else dtype)
+    arguments = (out, x, weight, _randn(generator, dtype, 75) if has_bias else None)
     return Trial(arguments=arguments, written=(0,), tolerance=_tolerance(problem))
 
 
@@ -266,7 +269,12 @@ _MAKERS: dict[str, tuple[Callable[[Problem, torch.Generator], Trial], ...]] = {
     "silu_and_mul": (_silu_and_mul,),
     "rotary_and_kv_write": (_rotary_and_kv_write, _rotary_without_norms),
     "paged_attention": (_mixed_attention, _decode_attention, _short_chunk_attention),
-    "linear": (_linear,),
+    "linear": (
+        partial(_linear, num_tokens=15),
+        *(partial(_linear, num_tokens=num_tokens, has_bias=False) for num_tokens in (1, 2, 4, 8, 40)),
+        *(partial(_linear, num_tokens=num_tokens, is_wide=True) for num_tokens in (1, 8, 40)),
+        *(partial(_linear, num_tokens=num_tokens, has_bias=False, is_wide=True) for num_tokens in (2, 15, 40)),
+    ),
     "greedy_sample": (_greedy_sample,),
     "sample": (_sample,),
     "apply_penalties": (_apply_penalties,),

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from msgspec.structs import replace
 
 from trimaran.ipc.facts import DeviceProfile, Problem
 from trimaran.kernels.catalog import CATALOG
 from trimaran.kernels.implementation import Services
-from trimaran.kernels.in_triton.philox import uniform_draw as drawn_by_triton
+from trimaran.kernels.in_triton import philox
 from trimaran.kernels.reference.attention import paged_attention
 from trimaran.kernels.reference.logprobs import token_logprobs
-from trimaran.kernels.reference.philox import uniform_draw
+from trimaran.kernels.reference.philox import random_words
 from trimaran.kernels.reference.quantize_fp8 import quantize_fp8
-from trimaran.kernels.reference.sample import greedy_sample, sample
+from trimaran.kernels.reference.sample import greedy_sample, gumbel, sample
 
 PROBLEM = Problem(dtype="float32", kv_dtype="float32", head_dim=64, num_heads=4, num_kv_heads=2, block_size=16)
 
@@ -31,31 +32,50 @@ def loaded(name: str, profile: DeviceProfile, device: str, problem: Problem = PR
 
 
 @triton.jit
-def draw_kernel(out, seeds, choices, positions):
+def words_kernel(out, seeds, choices, positions):
     i = tl.program_id(0)
-    tl.store(out + i, drawn_by_triton(tl.load(seeds + i), tl.load(choices + i), tl.load(positions + i)))
+    numbers = 1024 + tl.arange(0, 64)
+    words = philox.random_words(tl.load(seeds + i), tl.load(choices + i), tl.load(positions + i), numbers)
+    for fourth in tl.static_range(4):
+        tl.store(out + i * 256 + fourth * 64 + tl.arange(0, 64), words[fourth].to(tl.int64))
+
+
+@triton.jit
+def noise_kernel(out, words):
+    places = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(out + places, philox.gumbel(tl.load(words + places).to(tl.uint32)))
 
 
 def draws(device: str, profile: DeviceProfile) -> str:
-    """The same 53 bits as the reference's, for seeds of all sizes and signs."""
+    """The same words as the reference's, for seeds of all sizes and signs; noise as close as it allows."""
     generator = torch.Generator().manual_seed(5)
     seeds = torch.randint(-(2**63), 2**63 - 1, (40,), generator=generator)
     seeds[:3] = torch.tensor([0, -1, 2**63 - 1])
     choices, positions = (torch.randint(0, 2**31 - 1, (40,), generator=generator, dtype=torch.int32) for _ in range(2))
-    out = torch.empty(40, dtype=torch.float64, device=device)
-    draw_kernel[(40,)](out, seeds.to(device), choices.to(device), positions.to(device))
-    wrong = (out.cpu() != uniform_draw(seeds, choices, positions)).nonzero().flatten().tolist()
-    return f"draws {wrong} differ" if wrong else ""
+    out = torch.empty(40, 4, 64, dtype=torch.int64, device=device)
+    words_kernel[(40,)](out, seeds.to(device), choices.to(device), positions.to(device))
+    expected = random_words(seeds, choices, positions, 8192)[:, 4096:].view(40, 4, 1024)[:, :, :64]
+    wrong = (out.cpu() != expected).flatten(1).any(1).nonzero().flatten().tolist()
+    if wrong:
+        return f"words {wrong} differ"
+    words = torch.randint(0, 2**32, (64, 1024), generator=generator)
+    words[0], words[1], words[2] = torch.arange(1024), 2**32 - 1 - torch.arange(1024), 2**30 + torch.arange(1024)
+    words[3] = (2**32 * 0.29289) + torch.arange(1024)
+    noise = torch.empty(64, 1024, device=device)
+    noise_kernel[(64,)](noise, words.to(device))
+    wanted = gumbel(words).double()
+    worst = float(((noise.cpu() - wanted).abs() / wanted.abs().clamp(min=1.0)).max())
+    return "" if worst < 5e-7 else f"noise is off by {worst}"
 
 
 def sampled_rows(device: str, profile: DeviceProfile) -> str:
     """Rows of all kinds at once; logits on a coarse grid, so that the edge of top-k and top-p is a tie."""
     generator = torch.Generator().manual_seed(11)
-    num_rows, vocab_size = 48, 700
+    num_rows, vocab_size = 48, 1300
     logits = (torch.randn(num_rows, vocab_size + 9, generator=generator) * 4).round() / 2
     logits[:, vocab_size:] = 1e5
     logits[1::6] *= -1.0
-    logits[2, :650] = float("-inf")
+    logits[2, :1250] = float("-inf")
     logits[3, 9], logits[4, 10], logits[5] = float("nan"), float("inf"), float("-inf")
 
     def of(*values: float) -> torch.Tensor:
@@ -63,19 +83,44 @@ def sampled_rows(device: str, profile: DeviceProfile) -> str:
 
     parameters = (
         of(1.0, 0.7, 1.9, 0.0, 0.2, 1e-4),
-        of(0, 1, 3, 20, 699, 5000).int(),
+        of(0, 1, 3, 20, 1299, 5000).int(),
         of(1.0, 0.9, 0.5, 0.05, 0.0, 0.999),
         of(0.0, 0.0, 0.1, 0.7, 1.0),
         torch.randint(-(2**62), 2**62, (num_rows,), generator=generator),
         torch.arange(num_rows, dtype=torch.int32),
         torch.arange(num_rows, dtype=torch.int32) * 77,
     )
+    return _sampled_otherwise(device, profile, logits, parameters, vocab_size)
+
+
+def _sampled_otherwise(
+    device: str, profile: DeviceProfile, logits: torch.Tensor, parameters: tuple[torch.Tensor, ...], vocab_size: int
+) -> str:
+    num_rows = len(logits)
     expected, tokens = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.int64, device=device)
     sample(expected, logits, *parameters, vocab_size)
     kernel = loaded("triton_sample", profile, device)
     kernel(tokens, logits.to(device), *(parameter.to(device) for parameter in parameters), vocab_size)
     wrong = [row for row in range(num_rows) if tokens[row] != expected[row]]
     return f"rows {wrong}: {tokens.cpu()[wrong].tolist()} for {expected[wrong].tolist()}" if wrong else ""
+
+
+def drawn_in_parts(device: str, profile: DeviceProfile) -> str:
+    """Temperature alone, more rows than scratch memory has, several groups of counters, the last one cut."""
+    generator = torch.Generator().manual_seed(12)
+    num_rows, vocab_size = 20, 9001
+    logits = torch.randn(num_rows, vocab_size + 3, generator=generator)
+    logits[:, vocab_size:] = 1e5
+    parameters = (
+        torch.linspace(0.3, 2.0, num_rows),
+        torch.zeros(num_rows, dtype=torch.int32),
+        torch.ones(num_rows),
+        torch.zeros(num_rows),
+        torch.randint(-(2**62), 2**62, (num_rows,), generator=generator),
+        torch.arange(num_rows, dtype=torch.int32),
+        torch.arange(num_rows, dtype=torch.int32) * 77,
+    )
+    return _sampled_otherwise(device, profile, logits, parameters, vocab_size)
 
 
 def greedy_rows(device: str, profile: DeviceProfile) -> str:
@@ -154,6 +199,26 @@ def wide_rows(device: str, profile: DeviceProfile) -> str:
     return "" if agrees else "fused_add_rms_norm"
 
 
+def linears(device: str, profile: DeviceProfile) -> str:
+    """Shared inputs whose last share is cut or empty, twice, since counters must be as they were; three and four
+    tokens of a small weight; more outputs than scratch memory has sums for.
+    """
+    generator = torch.Generator().manual_seed(6)
+    kernel = loaded("triton_linear", profile, device, replace(PROBLEM, dtype="bfloat16", kv_dtype="bfloat16"))
+    for num_outputs, num_inputs in ((40, 1024), (33, 1280), (16, 1400), (48, 2100), (7, 4096), (16, 77)):
+        weight = (torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5).bfloat16()
+        bias = torch.randn(num_outputs, generator=generator).bfloat16()
+        for num_tokens in (1, 3, 4, 5, 5, 16, 17):
+            x = torch.randn(num_tokens, num_inputs, generator=generator).bfloat16()
+            packed = kernel.pack(weight.to(device), bias.to(device))
+            out = torch.full((num_tokens, num_outputs), float("nan"), device=device)
+            kernel(out, x.to(device), packed)
+            worst = float((out.cpu() - (x.double() @ weight.double().T + bias.double())).abs().max())
+            if not worst < (1e-5 if num_tokens <= 16 else 4e-2):
+                return f"{num_tokens} tokens, {num_outputs} x {num_inputs}: off by {worst}"
+    return ""
+
+
 def long_contexts(device: str, profile: DeviceProfile, name: str, window: int) -> str:
     """Lengths around the edges of tiles, blocks and shares; chunks behind a cached prefix; a table wider than used."""
     generator = torch.Generator().manual_seed(window)
@@ -183,6 +248,7 @@ def long_contexts(device: str, profile: DeviceProfile, name: str, window: int) -
 
 
 CHECKS: dict[str, Callable[[str, DeviceProfile], str]] = {
-    check.__name__: check for check in (draws, sampled_rows, greedy_rows, ranks_and_tops, every_bfloat16, wide_rows)
+    check.__name__: check
+    for check in (draws, sampled_rows, drawn_in_parts, greedy_rows, ranks_and_tops, every_bfloat16, wide_rows, linears)
 }
 ATTENTIONS = tuple(f"triton_paged_attention_{name}" for name in ("tiled", "bulk", "lean"))

@@ -112,6 +112,11 @@ _ROTARY = _DTYPES | {
     "bfloat16, partial": _problem("bfloat16", head_dim=80, rotary_dim=20),
 }
 _WIDE = _DTYPES | {"bfloat16, 20480 channels": _problem("bfloat16", hidden_size=20480)}
+_LINEAR = {dtype: _DTYPES[dtype] for dtype in ("bfloat16", "float32")} | {
+    "bfloat16, small model": _problem(
+        "bfloat16", num_heads=16, hidden_size=1024, intermediate_size=3072, vocab_size=151936
+    )
+}
 _LOGITS = {"float32 logits": _LLAMA}
 SETTINGS: dict[str, dict[str, Problem]] = {
     "embed": _DTYPES,
@@ -120,6 +125,7 @@ SETTINGS: dict[str, dict[str, Problem]] = {
     "rotary_and_kv_write": _ROTARY,
     "silu_and_mul": _DTYPES,
     "paged_attention": _ATTENTION,
+    "linear": _LINEAR,
     "greedy_sample": _LOGITS,
     "sample": _LOGITS,
     "apply_penalties": _LOGITS,
@@ -200,7 +206,7 @@ def _without_docstring(node: ast.stmt) -> ast.stmt:
 
 def launches(name: str, target: Target, setting: str) -> list[Launched]:
     """What calling the implementation on its trials launches, each different launch once."""
-    from trimaran.kernels.trials import make_trials
+    from trimaran.kernels.verification import run_trial
 
     implementation = named(name)
     problem = SETTINGS[implementation.kernel][setting]
@@ -212,9 +218,44 @@ def launches(name: str, target: Target, setting: str) -> list[Launched]:
         made.setdefault(launched.fingerprint(target), launched)
 
     loaded.launch = note
-    for trial in make_trials(implementation.kernel, problem, "meta"):
-        loaded(*trial.arguments)
+    for arguments in _calls(implementation.kernel, problem):
+        run_trial(implementation.kernel, loaded, arguments)
     return list(made.values())
+
+
+def _calls(kernel: str, problem: Problem) -> list[tuple[Any, ...]]:
+    """Arguments of its trials; of `linear`, whose blocks depend on the weight, those of the model's weights."""
+    import torch
+
+    from trimaran.kernels.trials import DTYPES, make_trials
+
+    if kernel != "linear":
+        return [trial.arguments for trial in make_trials(kernel, problem, "meta")]
+    dtype = DTYPES[problem.dtype]
+    weights = [torch.empty(shape, dtype=dtype, device="meta") for shape in _weights(problem)]
+    return [
+        (
+            torch.empty(num_tokens, weight.shape[0], dtype=out_dtype, device="meta"),
+            torch.empty(num_tokens, weight.shape[1], dtype=dtype, device="meta"),
+            weight,
+            None,
+        )
+        for weight, out_dtype in zip(weights, (*4 * (dtype,), torch.float32), strict=True)
+        for num_tokens in (1, 2, 4)
+    ]
+
+
+def _weights(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """N x K of a layer's four and of the head."""
+    heads, kv_heads = problem.num_heads * problem.head_dim, problem.num_kv_heads * problem.head_dim
+    hidden, intermediate = problem.hidden_size, problem.intermediate_size
+    return (
+        (heads + 2 * kv_heads, hidden),
+        (hidden, heads),
+        (2 * intermediate, hidden),
+        (hidden, intermediate),
+        (problem.vocab_size, hidden),
+    )
 
 
 # -- compiling, in a child

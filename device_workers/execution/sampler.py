@@ -81,7 +81,7 @@ class Sampler:
         *,
         draws_on_device: bool,
     ) -> None:
-        """Draws are defined in float64; where the device has none (`draws_on_device` False) the host draws."""
+        """What is kept is defined in float64; where the device has none (`draws_on_device` False) the host draws."""
         self._link = link
         self._draws_on_device = draws_on_device
         self._kernels = kernels

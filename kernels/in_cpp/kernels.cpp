@@ -86,6 +86,11 @@ inline float maximum(Vec v) {
 #endif
 }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+inline bool any(VecI v) {
+  int found = 0;
+  for (int i = 0; i < W; ++i) found |= v[i];
+  return found != 0;
+}
 
 // exp to about 1e-7 relative; below -87 it is the smallest normal number times nothing that matters, NaN stays NaN.
 inline Vec exponential(Vec x) {
@@ -766,15 +771,50 @@ void greedy_sample(const Launch& a, const int64_t* sizes, Team team) {
 
 // ---- sample: pointers tokens (int64), logits, temperature, top_k (int32), top_p, min_p, seeds (int64), choices (int32),
 // positions (int32); numbers row stride, vocabulary
-double uniform_draw(uint64_t seed, uint32_t choice, uint32_t position) {
-  uint32_t c[4] = {position, choice, 0, 0}, k[2] = {uint32_t(seed), uint32_t(seed >> 32)};
+
+// Four words for each of 16 counters (position, choice, number, 0), Philox4x32-10.
+typedef uint64_t VecL __attribute__((vector_size(128)));
+inline void multiply(VecU& high, VecU& low, VecU a, uint64_t by) {
+  VecL product = __builtin_convertvector(a, VecL) * by;
+  high = __builtin_convertvector(product >> 32, VecU);
+  low = __builtin_convertvector(product & 0xFFFFFFFFu, VecU);
+}
+inline void random_words(VecU* c, uint64_t seed, uint32_t choice, uint32_t position, VecU numbers) {
+  c[0] = VecU{} + position; c[1] = VecU{} + choice; c[2] = numbers; c[3] = VecU{};
+  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    uint64_t p0 = uint64_t(0xD2511F53u) * c[0], p1 = uint64_t(0xCD9E8D57u) * c[2];
-    uint32_t n[4] = {uint32_t(p1 >> 32) ^ c[1] ^ k[0], uint32_t(p1), uint32_t(p0 >> 32) ^ c[3] ^ k[1], uint32_t(p0)};
-    std::memcpy(c, n, sizeof c);
-    k[0] += 0x9E3779B9u; k[1] += 0xBB67AE85u;
+    VecU high0, low0, high1, low1;
+    multiply(high0, low0, c[0], 0xD2511F53u);
+    multiply(high1, low1, c[2], 0xCD9E8D57u);
+    VecU next = high1 ^ c[1] ^ k0;
+    c[2] = high0 ^ c[3] ^ k1; c[1] = low1; c[3] = low0; c[0] = next;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
   }
-  return double((uint64_t(c[0]) << 21) | (c[1] >> 11)) * 0x1p-53;
+}
+
+// log to 1e-7 of itself, also near 1. Where x is from sqrt(1/2) to 1 and a finer 1 - x is known, it goes in as `less`.
+inline Vec logarithm(Vec x, const Vec* less) {
+  VecI bits = (VecI)x, n = (bits - 0x3F3504F3) >> 23;
+  Vec r = (Vec)(bits - (n << 23)) - 1.f;
+  if (less) r = n == VecI{} ? -*less : r;
+  Vec p = splat(7.0376836292e-2f), square = r * r;
+  p = p * r - 1.1514610310e-1f;
+  p = p * r + 1.1676998740e-1f;
+  p = p * r - 1.2420140846e-1f;
+  p = p * r + 1.4249322787e-1f;
+  p = p * r - 1.6668057665e-1f;
+  p = p * r + 2.0000714765e-1f;
+  p = p * r - 2.4999993993e-1f;
+  p = p * r + 3.3333331174e-1f;
+  return __builtin_convertvector(n, Vec) * 0.6931471805599453f + (r + (p * r * square - .5f * square));
+}
+// Gumbel noise, from -3.2 to 22.9. It passes through memory, so that no sum is reordered into it.
+inline Vec gumbel(VecU word) {
+  Vec v = (__builtin_convertvector(word, Vec) + .5f) * 0x1p-32f;
+  Vec waited = -logarithm((__builtin_convertvector(~word, Vec) + .5f) * 0x1p-32f, &v);
+  Vec noise = -logarithm(waited, nullptr);
+  __asm__("" : "+m"(noise));
+  return noise;
 }
 
 // Smallest kept weight so that the larger ones alone do not reach `mass`: bins narrow it down, one bin is sorted.
@@ -785,7 +825,7 @@ float nucleus_cutoff(const float* weights, int64_t V, double mass) {
   for (int64_t i = 0; i < V; ++i) if (weights[i] > 0) sums[bin(weights[i])] += weights[i];
   double before = 0;
   int b = kBins - 1;
-  for (; b > 0 && before + sums[b] < mass; --b) before += sums[b];
+  for (; b > 0 && (sums[b] == 0 || before + sums[b] < mass); --b) before += sums[b];
   std::vector<float> inside;
   for (int64_t i = 0; i < V; ++i) if (weights[i] > 0 && bin(weights[i]) == b) inside.push_back(weights[i]);
   std::sort(inside.begin(), inside.end(), std::greater<float>());
@@ -793,41 +833,79 @@ float nucleus_cutoff(const float* weights, int64_t V, double mass) {
   for (float w : inside) { if (before >= mass) break; cutoff = w; before += w; }
   return cutoff;
 }
+// The smallest logit of the nucleus of those from `low` on.
+float nucleus_low(float* w, const float* x, int64_t V, float top, float low, float top_p) {
+  Vec sums{};
+  for (int64_t i = 0; i < V; i += W) {
+    Vec v = load(x + i);
+    v = v < splat(low) || v < splat(top - 80.f) ? Vec{} : exponential(v - top);
+    store(w + i, v); sums += v;
+  }
+  float cutoff = nucleus_cutoff(w, V, double(top_p) * sum(sums)), least = top;
+  for (int64_t i = 0; i < V; ++i) if (w[i] >= cutoff && x[i] >= low && x[i] < least) least = x[i];
+  return least;
+}
+// The id of the largest sum of a logit from `low` on and its noise; the first of equals. Words of entries that cannot
+// win, because even the largest noise is not enough, are not made.
+int64_t drawn(const float* x, int64_t V, float top, float low, uint64_t seed, uint32_t choice, uint32_t position) {
+  float best = -INFINITY, bound = top - 3.2f;
+  int64_t token = -1;
+  VecU lanes;
+  for (int j = 0; j < W; ++j) lanes[j] = j;
+  for (int64_t n = 0; n / 1024 * 4096 < V; n += W) {
+    int64_t first = n / 1024 * 4096 + n % 1024;
+    if (first >= V) continue;
+    Vec most = splat(-INFINITY);
+    for (int q = 0; q < 4 && first + q * 1024 < V; ++q) most = larger(most, load(x + first + q * 1024));
+    float highest = maximum(most);
+    if (highest < low || highest + 23.f < bound) continue;
+    VecU words[4];
+    random_words(words, seed, choice, position, lanes + uint32_t(n));
+    // Noise is at most -log(v), so that only words with v up to exp(highest - bound) can win: most need no logarithm.
+    float reach = std::exp(highest - bound) * 0x1.001p32f;
+    uint32_t limit = reach < 4294967040.f ? uint32_t(reach) + 1 : 0xFFFFFFFFu;
+    for (int q = 0; q < 4 && first + q * 1024 < V; ++q) {
+      VecI can_win = words[q] <= limit;
+      if (!any(can_win)) continue;
+      int64_t id = first + q * 1024;
+      Vec v = load(x + id), total = v + gumbel(words[q]);
+      total = v < splat(low) ? splat(-INFINITY) : total;
+      if (maximum(total) < best) continue;
+      for (int j = 0; j < W; ++j)
+        if (total[j] > best || (total[j] == best && id + j < token)) { best = total[j]; token = id + j; }
+    }
+    bound = std::max(bound, best);
+  }
+  return token;
+}
 void sample(const Launch& a, const int64_t* sizes, Team team) {
-  int64_t stride = a.numbers[0], V = a.numbers[1];
+  int64_t stride = a.numbers[0], V = a.numbers[1], VP = (V + W - 1) / W * W;
   int64_t* tokens = at<int64_t>(a, 0); const int64_t* seeds = at<int64_t>(a, 6);
   const int32_t *top_k = at<int32_t>(a, 3), *choices = at<int32_t>(a, 7), *positions = at<int32_t>(a, 8);
   const float *temperature = at<float>(a, 2), *top_p = at<float>(a, 4), *min_p = at<float>(a, 5);
   for (int64_t r; (r = team.next()) < sizes[0];) {
-    const float* x = at<float>(a, 1) + r * stride;
-    int64_t best = best_of(x, V);
+    const float* logits = at<float>(a, 1) + r * stride;
+    int64_t best = best_of(logits, V);
     tokens[r] = best;
     if (best < 0 || temperature[r] < 1e-4f) continue;
-    float* w = scratch(2 * (V + W));
-    float top = x[best] / temperature[r], low = -INFINITY;
-    for (int64_t i = 0; i < V; ++i) w[i] = x[i] / temperature[r];
+    float *x = scratch(2 * VP), *more = x + VP;
+    double inverse = 1. / double(temperature[r]);  // rounded to float32, a product is as the quotient would be
+    for (int64_t i = 0; i < V; ++i) x[i] = float(logits[i] * inverse);
+    for (int64_t i = V; i < VP; ++i) x[i] = -INFINITY;
+    float top = x[best], low = -INFINITY;
+    if (!(top > -INFINITY && top < INFINITY)) { tokens[r] = -1; continue; }
     if (top_k[r] > 0 && top_k[r] < V) {
-      float* sorted = w + V + W;
-      std::memcpy(sorted, w, sizeof(float) * V);
-      std::nth_element(sorted, sorted + top_k[r] - 1, sorted + V, std::greater<float>());
-      low = sorted[top_k[r] - 1];
+      std::memcpy(more, x, sizeof(float) * V);
+      std::nth_element(more, more + top_k[r] - 1, more + V, std::greater<float>());
+      low = more[top_k[r] - 1];
     }
-    Vec sums{};
-    int64_t i = 0;
-    for (; i + W <= V; i += W) {
-      Vec v = load(w + i);
-      v = v < splat(low) || v < splat(top - 80.f) ? Vec{} : exponential(v - top);
-      store(w + i, v); sums += v;
+    if (top_p[r] < 1.f) low = nucleus_low(more, x, V, top, low, top_p[r]);
+    if (min_p[r] > 0.f) {
+      double least = double(top) + std::log(double(min_p[r]));
+      float nearest = float(least);
+      low = std::max(low, double(nearest) < least ? std::nextafter(nearest, INFINITY) : nearest);
     }
-    double total = sum(sums);
-    for (; i < V; ++i) { w[i] = w[i] < low || w[i] < top - 80.f ? 0.f : std::exp(w[i] - top); total += w[i]; }
-    float cutoff = min_p[r];  // the largest weight is 1
-    if (top_p[r] < 1.f) cutoff = std::max(cutoff, nucleus_cutoff(w, V, double(top_p[r]) * total));
-    double kept = 0;
-    for (i = 0; i < V; ++i) if (w[i] >= cutoff) kept += w[i];
-    double target = uniform_draw(uint64_t(seeds[r]), uint32_t(choices[r]), uint32_t(positions[r])) * kept, running = 0;
-    for (i = 0; i < V; ++i)
-      if (w[i] >= cutoff && w[i] > 0) { running += w[i]; tokens[r] = i; if (running > target) break; }
+    tokens[r] = drawn(x, V, top, low, uint64_t(seeds[r]), uint32_t(choices[r]), uint32_t(positions[r]));
   }
 }
 

@@ -16,6 +16,12 @@ def ordered_key(x):
 
 
 @triton.jit
+def number_of_key(key):
+    """The float32 that has this key."""
+    return tl.where((key >> 31) != 0, key ^ 0x80000000, key ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def scaled(row, offsets, inside, temperature):
     """Entries divided by the temperature, as the reference rounds them; -inf outside."""
     return tl.div_rn(tl.load(row + offsets, mask=inside, other=float("-inf")).to(tl.float32), temperature)

@@ -1,6 +1,6 @@
-"""The random draw: one uniform number per (seed, choice index, position), whatever else is in the batch.
+"""Random words: 32 bits for each entry of a vocabulary by (seed, choice index, position), whatever else is in a batch.
 
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). This file defines a draw;
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). This file defines the words;
 every other implementation must give the same bits.
 """
 
@@ -12,10 +12,10 @@ _WORD = 0xFFFFFFFF
 _NUM_ROUNDS = 10
 
 
-def philox(counters_R4: torch.Tensor, keys_R2: torch.Tensor) -> torch.Tensor:
-    """Four 32-bit words per row, as int64 `[R, 4]`, from counters and keys given likewise."""
-    c0, c1, c2, c3 = counters_R4.unbind(-1)
-    k0, k1 = keys_R2.unbind(-1)
+def philox(counters_X4: torch.Tensor, keys_X2: torch.Tensor) -> torch.Tensor:
+    """Four 32-bit words each, as int64 `[..., 4]`, from counters and keys given likewise."""
+    c0, c1, c2, c3 = counters_X4.unbind(-1)
+    k0, k1 = keys_X2.unbind(-1)
     for _ in range(_NUM_ROUNDS):
         high0, low0 = _multiplied(c0, _MULTIPLIERS[0])
         high1, low1 = _multiplied(c2, _MULTIPLIERS[1])
@@ -24,20 +24,25 @@ def philox(counters_R4: torch.Tensor, keys_R2: torch.Tensor) -> torch.Tensor:
     return torch.stack((c0, c1, c2, c3), dim=-1)
 
 
-def _multiplied(word_R: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _multiplied(word_X: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
     """High and low 32 bits of a 64-bit product; int64 wraps, which keeps all 64 bits right."""
-    product = word_R * multiplier
+    product = word_X * multiplier
     return (product >> 32) & _WORD, product & _WORD
 
 
-def uniform_draw(seeds_R: torch.Tensor, choices_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
-    """One float64 in [0, 1) per row, of 53 random bits. `positions` is the index of the token drawn, in its
-    sequence.
+def random_words(
+    seeds_R: torch.Tensor, choices_R: torch.Tensor, positions_R: torch.Tensor, num_words: int
+) -> torch.Tensor:
+    """`[R, num_words]` 32-bit words as int64. `positions` is the index of the token drawn, in its sequence.
+
+    One counter gives the words of four entries that lie 1024 apart: entry i has word i // 1024 % 4 of counter number
+    i // 4096 * 1024 + i % 1024. Processors of all kinds thus read entries that lie side by side.
     """
-    seeds, choices, positions = seeds_R.long(), choices_R.long(), positions_R.long()
-    zeros = torch.zeros_like(positions)
-    counters_R4 = torch.stack((positions & _WORD, choices & _WORD, zeros, zeros), dim=-1)
-    keys_R2 = torch.stack((seeds & _WORD, (seeds >> 32) & _WORD), dim=-1)
-    words_R4 = philox(counters_R4, keys_R2)
-    bits = (words_R4[:, 0] << 21) | (words_R4[:, 1] >> 11)
-    return bits.double() * 2.0**-53
+    num_rows, num_groups = len(seeds_R), -(-num_words // 4096)
+    numbers = torch.arange(num_groups * 1024, device=seeds_R.device).expand(num_rows, -1)
+    seeds, choices, positions = (tensor.long().unsqueeze(1) for tensor in (seeds_R, choices_R, positions_R))
+    zeros = torch.zeros_like(numbers)
+    counters_RN4 = torch.stack((zeros + (positions & _WORD), zeros + (choices & _WORD), numbers, zeros), dim=-1)
+    keys_RN2 = torch.stack((zeros + (seeds & _WORD), zeros + ((seeds >> 32) & _WORD)), dim=-1)
+    words_RN4 = philox(counters_RN4, keys_RN2)
+    return words_RN4.view(num_rows, num_groups, 1024, 4).transpose(2, 3).flatten(1)[:, :num_words]

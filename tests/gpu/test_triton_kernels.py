@@ -109,7 +109,17 @@ def test_long_contexts(implementation: Implementation, window: int, profile: Dev
 
 
 @pytest.mark.parametrize(
-    "check", ["draws", "sampled_rows", "greedy_rows", "ranks_and_tops", "every_bfloat16", "wide_rows"]
+    "check",
+    [
+        "draws",
+        "sampled_rows",
+        "drawn_in_parts",
+        "greedy_rows",
+        "ranks_and_tops",
+        "every_bfloat16",
+        "wide_rows",
+        "linears",
+    ],
 )
 def test_exactness(check: str, profile: DeviceProfile) -> None:
     from ..triton_checks import CHECKS

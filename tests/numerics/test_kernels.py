@@ -12,9 +12,9 @@ from trimaran.device_workers.platforms.cpu import CpuPlatform
 from trimaran.ipc.facts import Problem
 from trimaran.kernels.catalog import CATALOG
 from trimaran.kernels.implementation import Implementation, Kernel, Services
-from trimaran.kernels.reference.philox import philox, uniform_draw
+from trimaran.kernels.reference.philox import philox, random_words
 from trimaran.kernels.reference.quantize_fp8 import quantize_fp8
-from trimaran.kernels.reference.sample import INVALID_TOKEN, sample
+from trimaran.kernels.reference.sample import INVALID_TOKEN, gumbel, sample
 from trimaran.kernels.registry import Registry
 from trimaran.kernels.verification import compare
 
@@ -197,6 +197,77 @@ def test_draws_follow_the_distribution(name: str, services: Services) -> None:
     assert set(tokens.tolist()) == {0, 1, 2}
 
 
+@pytest.mark.parametrize(("name", "num_draws"), [("cpp_sample", 60_000), ("plain_sample", 6000)])
+def test_many_draws_pass_a_chi_square_test(name: str, num_draws: int, services: Services) -> None:
+    """Sixteen classes of unlike probability, strewn over more entries than a group of counters has."""
+    implementation = next(implementation for implementation in CATALOG if implementation.name == name)
+    kernel = loaded(implementation, make_problem("float32", 64), services)
+    weights = torch.linspace(-3, 2, 16).exp()
+    class_of = torch.arange(4200) % 16
+    logits = weights.log()[class_of].expand(num_draws, -1) * 1.7
+    tokens = torch.empty(num_draws, dtype=torch.int64)
+    temperature = torch.full((num_draws,), 1.7)
+    kernel(tokens, logits, *parameters(num_draws, temperature=temperature), 4200)
+    shares = torch.zeros(16).index_add_(0, class_of, weights[class_of])
+    expected = shares / shares.sum() * num_draws
+    found = torch.bincount(class_of[tokens], minlength=16)
+    assert float(((found - expected) ** 2 / expected).sum()) < 30.6  # 1 percent at 15 degrees of freedom
+    assert len(tokens.unique()) > min(1500, num_draws // 4)
+
+
+def test_both_ways_draw_the_same(services: Services) -> None:
+    """C++ and the reference, on rows of all kinds, with ties at the edges of top-k and top-p."""
+    implementation = next(implementation for implementation in CATALOG if implementation.name == "cpp_sample")
+    kernel = loaded(implementation, make_problem("float32", 64), services)
+    generator = torch.Generator().manual_seed(8)
+    num_rows, vocab_size = 240, 9001
+
+    def of(*values: float) -> torch.Tensor:
+        return torch.tensor(values)[torch.randint(0, len(values), (num_rows,), generator=generator)]
+
+    logits = torch.randn(num_rows, vocab_size + 7, generator=generator) * of(0.1, 1.0, 4.0, 12.0).unsqueeze(1)
+    logits[::3] = (logits[::3] * 2).round() / 2
+    logits[1::5] *= -1
+    logits[2::7, :8000] = float("-inf")
+    logits[5] = 3e38
+    changes = {
+        "temperature": of(1.0, 0.7, 1.9, 0.0, 0.01, 1e-4),
+        "top_k": of(0, 0, 1, 3, 50, 9000, 20000).int(),
+        "top_p": of(1.0, 1.0, 0.95, 0.5, 0.0, 0.999),
+        "min_p": of(0.0, 0.0, 0.05, 0.7, 1.0),
+        "seeds": torch.randint(-(2**62), 2**62, (num_rows,), generator=generator),
+        "choices": torch.arange(num_rows, dtype=torch.int32),
+        "positions": torch.arange(num_rows, dtype=torch.int32) * 77,
+    }
+    changes["temperature"][5] = 0.5
+    expected, tokens = (torch.empty(num_rows, dtype=torch.int64) for _ in range(2))
+    sample(expected, logits, *parameters(num_rows, **changes), vocab_size)
+    kernel(tokens, logits, *parameters(num_rows, **changes), vocab_size)
+    assert tokens.tolist() == expected.tolist()
+    assert tokens[5] == INVALID_TOKEN and len(tokens.unique()) > 100
+
+
+def test_a_filter_that_keeps_the_token_does_not_change_it() -> None:
+    """A seed gives the same token by whichever path, as long as it is kept."""
+    logits = torch.randn(1, 600, generator=torch.Generator().manual_seed(4)).repeat(50, 1)
+    free, filtered = torch.empty(50, dtype=torch.int64), torch.empty(50, dtype=torch.int64)
+    sample(free, logits, *parameters(50), 600)
+    sample(filtered, logits, *parameters(50, top_k=torch.full((50,), 300), top_p=torch.full((50,), 0.9)), 600)
+    kept = logits[0].argsort(descending=True)[:100]
+    is_kept = torch.isin(free, kept)
+    assert int(is_kept.sum()) > 10 and torch.equal(free[is_kept], filtered[is_kept])
+    assert not torch.equal(free, filtered)
+
+
+def test_noise_at_its_ends() -> None:
+    """Of the smallest word comes the largest noise; the inverse of the distribution gives back where a word lies."""
+    words = torch.tensor([0, 1, 2**31, 2**32 - 2, 2**32 - 1])
+    noise = gumbel(words).double()
+    assert noise.tolist() == sorted(noise.tolist(), reverse=True)
+    assert 22.8 < noise[0] < 22.9 and -3.2 < noise[-1] < -3.1
+    torch.testing.assert_close(-torch.expm1(-torch.exp(-noise)), (words.double() + 0.5) * 2.0**-32, rtol=3e-6, atol=0)
+
+
 @pytest.mark.user_pain("Q4")
 def test_a_draw_does_not_depend_on_neighbours() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(3))
@@ -206,7 +277,7 @@ def test_a_draw_does_not_depend_on_neighbours() -> None:
         sample(alone, logits[row : row + 1], *(parameter[row : row + 1] for parameter in parameters(6)), 50)
         assert alone[0] == together[row]
     seeds, choices, positions = torch.full((3,), 9), torch.tensor([0, 1, 0]), torch.tensor([4, 4, 5])
-    assert len(set(uniform_draw(seeds, choices, positions).tolist())) == 3
+    assert len(set(random_words(seeds, choices, positions, 5000).sum(1).tolist())) == 3
 
 
 @pytest.mark.user_pain("Q6")

@@ -68,7 +68,17 @@ def test_a_part_of_the_head_rotates(interpreter: Interpreter) -> None:
 
 
 @pytest.mark.parametrize(
-    "check", ["draws", "sampled_rows", "greedy_rows", "ranks_and_tops", "every_bfloat16", "wide_rows"]
+    "check",
+    [
+        "draws",
+        "sampled_rows",
+        "drawn_in_parts",
+        "greedy_rows",
+        "ranks_and_tops",
+        "every_bfloat16",
+        "wide_rows",
+        "linears",
+    ],
 )
 def test_exactness(check: str, interpreter: Interpreter) -> None:
     assert interpreter.check(check) == ""

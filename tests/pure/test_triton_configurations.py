@@ -13,8 +13,11 @@ from trimaran.kernels.in_triton import configurations
 from trimaran.kernels.in_triton.configurations import (
     channels_of_chunk,
     configuration,
+    dot_of_weight,
     dot_precision,
+    gemv_of_weight,
     keys_of_head,
+    linear_blocks,
     register_limit,
     rows_of_head,
     warps_of_head,
@@ -62,6 +65,25 @@ def test_what_was_measured_goes_over_the_table() -> None:
     measured = capability("sm_90", rms_norm={"num_warps": 16}, embed={})
     assert configuration("rms_norm", measured) == {"block": 16384, "num_warps": 16}
     assert configuration("silu_and_mul", measured) == configuration("silu_and_mul", capability("sm_90"))
+
+
+def test_the_way_through_a_weight_depends_on_its_size_and_the_tokens() -> None:
+    """What was measured on the linears of two models (outputs, inputs)."""
+    blocks = linear_blocks(capability("sm_90"))
+    for weight in ((4096, 1024), (28672, 4096), (128256, 4096)):
+        assert gemv_of_weight(blocks, 2, *weight) == blocks["linear_gemv"]
+        assert gemv_of_weight(blocks, 3, *weight) is None
+    assert gemv_of_weight(blocks, 4, 1024, 2048) == blocks["linear_gemv"]
+    assert gemv_of_weight(blocks, 5, 1024, 2048) is None
+    assert gemv_of_weight(blocks, 1, 151936, 1024) == blocks["linear_gemv_head"]
+    sizes = {(4096, 1024): "small", (6144, 1024): "middle", (4096, 14336): "large", (128256, 4096): "huge"}
+    for weight, size in sizes.items():
+        assert dot_of_weight(blocks, 16, *weight) == blocks[f"linear_dot_{size}"]
+        assert dot_of_weight(blocks, 17, *weight) is None
+    assert dot_of_weight(blocks, 8, 28672, 4096) is None
+    measured = linear_blocks(capability("sm_90", linear={"gemv_tokens": 1}, linear_gemv={"rows": 4}))
+    assert gemv_of_weight(measured, 2, 4096, 1024) is None
+    assert gemv_of_weight(measured, 1, 4096, 1024) == {"rows": 4, "tile": 2048, "num_warps": 4}
 
 
 @pytest.mark.parametrize(
