@@ -39,7 +39,7 @@ _MOST_CHANGES = 4096  # block table entries that one copy carries; more go in se
 @dataclass(frozen=True)
 class Batch:
     """One step. Host columns per work item; `ends` is each item's last token plus one, `sampled` the indexes of the
-    items that sample, `size` what the tensors were padded to. `is_plain`: all items sample, greedily, and ask for
+    items that sample, `size` what the tensors were padded to. `is_plain`: those that sample do so greedily, and ask for
     nothing else.
     """
 
@@ -123,17 +123,13 @@ class BatchBuilder:
     def num_bytes(self) -> int:
         return self._staging.num_bytes + self.block_tables.nbytes + self.last_tokens.nbytes
 
-    def build(self, plan: StepPlan, padded: int = 0) -> Batch:
-        """Fill the inputs. The table has the plan's changes already.
-
-        A step of one token a sequence may be `padded` to more sequences, which touch no slot of the cache.
-        """
+    def build(self, plan: StepPlan, size: StepSize) -> Batch:
+        """Fill the inputs of a step of this size, or padded to it. The table has the plan's changes already."""
         counts, starts, rows, flags = plan.counts, plan.starts, plan.rows.copy(), plan.flags.copy()
         ends = np.cumsum(counts)
         num_tokens, num_sequences = int(ends[-1]) if len(ends) else 0, len(rows)
-        assert num_tokens <= self._largest.num_tokens, (num_tokens, self._largest)
-        assert num_sequences <= self._largest.num_sequences, (num_sequences, self._largest)
-        size = StepSize(padded, padded) if padded > num_sequences else StepSize(num_tokens, num_sequences)
+        assert num_tokens <= size.num_tokens <= self._largest.num_tokens, (num_tokens, size, self._largest)
+        assert num_sequences <= size.num_sequences <= self._largest.num_sequences, (num_sequences, size, self._largest)
         places, blocks = self._changes(plan)
         host = self._staging.write(_layout(self._laid(size), len(places)))
         host["change_places"][:], host["change_blocks"][:] = places, blocks
@@ -146,9 +142,9 @@ class BatchBuilder:
         sampled = np.nonzero(flags & WorkFlag.SAMPLES)[0]
         row_flags = self._table.columns["flags"][rows[sampled]]
         is_greedy = self._fill_sampled(host, rows[sampled], row_flags, ends[sampled] - 1, lengths[sampled])
-        is_plain = len(sampled) == num_sequences and bool((row_flags == RowFlag.GREEDY).all())
-        if padded > num_sequences:
-            _pad(host, num_sequences, padded)
+        is_plain = bool((row_flags == RowFlag.GREEDY).all())
+        if size.num_tokens > num_tokens or size.num_sequences > num_sequences:
+            _pad(host, StepSize(num_tokens, num_sequences), size)
         self._push(size, len(places))
         return Batch(num_tokens, rows, lengths, flags, ends, sampled, size, is_greedy, is_plain)
 
@@ -179,6 +175,7 @@ class BatchBuilder:
         """What sampling reads; returns whether all rows are greedy, which takes no parameters."""
         num_sampled, columns = len(rows), self._table.columns
         host["sampled_places"][:num_sampled] = places
+        host["sampled_places"][num_sampled:] = 0
         host["sampled_rows"][:num_sampled] = rows
         host["sampled_rows"][num_sampled:] = self._no_row
         greedy = (row_flags & RowFlag.GREEDY) != 0
@@ -233,10 +230,12 @@ class BatchBuilder:
             kv_lengths=kv_lengths[:num_sequences],
         )
 
-    def sampled_rows(self, size: StepSize) -> torch.Tensor:
-        """`[N]` int64: the row of each sampled item, then nobody's row, whose last token is never read."""
-        (rows,) = self._staging.read(_layout(self._laid(size)), "sampled_rows")
-        return rows[: size.num_sequences]
+    def sampled(self, size: StepSize) -> tuple[torch.Tensor, torch.Tensor]:
+        """`[N]` int64 each: the places and the rows of the sampled items, then place 0 and nobody's row, whose last
+        token is never read.
+        """
+        places, rows = self._staging.read(_layout(self._laid(size)), "sampled_places", "sampled_rows")
+        return places[: size.num_sequences], rows[: size.num_sequences]
 
     def sampling(self, batch: Batch) -> SampledTensors:
         """The inputs of sampling."""
@@ -247,16 +246,13 @@ class BatchBuilder:
             places[:num_sampled], rows[:num_sampled], tuple(parameter[:num_sampled] for parameter in draws)
         )
 
-    def idle(self, num_tokens: int) -> StepSize:
-        """Make the inputs those of a step that touches no cache slot: sequences of one token each, as many as there
-        may be.
-        """
-        num_sequences = min(num_tokens, self._largest.num_sequences)
-        size = StepSize(num_sequences, num_sequences)
+    def idle(self, size: StepSize) -> StepSize:
+        """Make the inputs those of a step of this size that touches no cache slot. Returns the size."""
         host = self._staging.write(_layout(self._laid(size)))
         host["query_starts"][0] = 0
+        host["sampled_places"][:] = 0
         host["sampled_rows"][:] = self._no_row
-        _pad(host, 0, num_sequences)
+        _pad(host, StepSize(0, 0), size)
         self._push(size, 0)
         return size
 
@@ -265,8 +261,14 @@ class BatchBuilder:
         return StepSize(max_tokens, self._largest.num_sequences)
 
 
-def _pad(host: Mapping[str, Array], begin: int, end: int) -> None:
-    """Sequences of one token at position 0, whose key and value are not written."""
-    for name, value in (("token_ids", 0), ("positions", 0), ("slots", -1), ("kv_lengths", 1), ("rows", 0)):
-        host[name][begin:end] = value
-    host["query_starts"][begin + 1 : end + 1] = np.arange(begin + 1, end + 1)
+def _pad(host: Mapping[str, Array], used: StepSize, size: StepSize) -> None:
+    """Tokens at position 0 whose key and value are not written; they are sequences of one token each in a step of
+    decodes, else they belong to no sequence, and sequences have no tokens.
+    """
+    for name, value in (("token_ids", 0), ("positions", 0), ("slots", -1)):
+        host[name][used.num_tokens : size.num_tokens] = value
+    begin, end = used.num_sequences, size.num_sequences
+    host["kv_lengths"][begin:end] = 1
+    host["rows"][begin:end] = 0
+    is_decode = size.is_decode and used.is_decode
+    host["query_starts"][begin + 1 : end + 1] = np.arange(begin + 1, end + 1) if is_decode else used.num_tokens

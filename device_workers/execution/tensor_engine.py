@@ -201,7 +201,8 @@ class TensorEngine:
     def warm_up(self) -> dict[str, int]:
         self._capture()
         for num_tokens in sorted({1, min(64, self._settled.max_batched_tokens)}):
-            self._compute(self._builder.idle(num_tokens), replays=True)
+            size = StepSize(num_tokens, min(num_tokens, self._activations.max_rows))
+            self._compute(self._builder.idle(size), replays=True)
             logits = self._logits_at(torch.zeros(1, dtype=torch.int64, device=self._device))
             token = torch.empty(1, dtype=torch.int64, device=self._device)
             self._kernels["greedy_sample"](token, logits, self._parts.num_sampled_ids)
@@ -239,10 +240,12 @@ class TensorEngine:
         self._decoder.forward(tensors, self._cache.layers, lambda: None)
 
     def _to_tokens_recorded(self, size: StepSize) -> None:
-        tensors, tokens = self._builder.tensors(size), self._tokens[: size.num_sequences]
-        logits = self._decoder.logits(*self._decoder.forward(tensors, self._cache.layers, lambda: None))
-        self._kernels["greedy_sample"](tokens, logits, self._parts.num_sampled_ids)
-        self._builder.last_tokens.index_copy_(0, self._builder.sampled_rows(size), tokens)
+        tokens, (places, rows) = self._tokens[: size.num_sequences], self._builder.sampled(size)
+        residual, delta = self._decoder.forward(self._builder.tensors(size), self._cache.layers, lambda: None)
+        if not size.is_decode:
+            residual, delta = residual[places], delta[places]
+        self._kernels["greedy_sample"](tokens, self._decoder.logits(residual, delta), self._parts.num_sampled_ids)
+        self._builder.last_tokens.index_copy_(0, rows, tokens)
 
     def _refuse_graph(self) -> str | None:
         if self._parts.enforce_eager:
@@ -267,8 +270,8 @@ class TensorEngine:
         self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
         # A recording leaves logits in the place of the hidden states, which prompt logprobs would still need.
         replays = not (self._graphs.hold_tokens and (plan.flags & WorkFlag.PROMPT_LOGPROBS).any())
-        padded = self._graphs.bucket(int(plan.counts.sum()), len(plan.rows)) if replays else 0
-        self._batch = self._builder.build(plan, padded)
+        size = StepSize(int(plan.counts.sum()), len(plan.rows))
+        self._batch = self._builder.build(plan, self._graphs.padded(size) if replays else size)
         self._clock.note("build")
         with self._memory_errors():
             self._compute(self._batch.size, replays=replays)
@@ -316,31 +319,31 @@ class TensorEngine:
         if not len(batch.sampled):
             return None
         rows, lengths = batch.rows[batch.sampled], batch.lengths[batch.sampled]
-        if batch.is_plain and self._logits is not None and masks is None:  # the recording has done it
-            return Sampled(self._tokens[: batch.num_sequences], _NO_ROWS, None)
+        recorded = self._recorded_logits(batch)
+        if recorded is not None and batch.is_plain and masks is None:
+            return Sampled(self._tokens[: len(rows)], _NO_ROWS, None)
         inputs = self._builder.sampling(batch)
         while True:
             try:
-                logits_SV = self._logits_of(batch, inputs.places_S)
+                logits_SV = self._logits_at(inputs.places_S) if recorded is None else recorded
                 sampled = self._sampler.sample(logits_SV, rows, lengths, inputs.draws, self._table, masks, readback)
                 break
             except KernelReplaced:  # the logits may be half penalised: they are computed again
                 if self._logits is not None:
-                    self._logits, self._hidden = None, self._forward_eagerly(batch.size)
+                    self._logits = recorded = None
+                    self._hidden = self._forward_eagerly(batch.size)
         self._builder.last_tokens.index_copy_(0, inputs.rows_S, sampled.tokens)
         return sampled
 
-    def _logits_of(self, batch: Batch, places_S: torch.Tensor) -> torch.Tensor:
-        """`[S, V]` of the items that sample."""
-        if self._logits is None:
-            return self._logits_at(places_S)
-        if len(batch.sampled) == batch.num_sequences:
-            return self._logits[: batch.num_sequences]
-        return self._logits[places_S]
+    def _recorded_logits(self, batch: Batch) -> torch.Tensor | None:
+        """`[S, V]` where a recording left them in this order: of all sequences if decodes, else of those that sample."""
+        if self._logits is None or (batch.size.is_decode and len(batch.sampled) < batch.num_sequences):
+            return None
+        return self._logits[: len(batch.sampled)]
 
     def _logits_at(self, index_S: torch.Tensor) -> torch.Tensor:
-        """`[S, V]` of the hidden states at these tokens of the batch."""
-        if self._logits is not None:
+        """`[S, V]` at these tokens of the batch."""
+        if self._logits is not None:  # a step of decodes, whose tokens are its sequences
             return self._logits[index_S]
         assert self._hidden is not None
         residual, delta = self._hidden
