@@ -5,7 +5,9 @@ measured on the device (`capability.best`) goes over both. Torch-free.
 
 Fields: `block` elements a program handles at once; `num_warps` of one program; `decode_keys`, `tile_keys`: cached
 positions an attention program takes at once when the head has 256 bytes (fewer for larger heads); `tile_rows`: query
-rows (tokens x heads of a group) of one tile; `*_stages`: loads in flight.
+rows (tokens x heads of a group) of one tile; `*_stages`: loads in flight. Of the fused linears: `rows` of the weight
+that a program owns, and its `num_warps`, 0 for what `rows_and_warps` says of the weight's size; `block_k` inputs of a
+tile at most; `pdl` 1: programs start before the kernel ahead of them has ended, where the device can do that.
 """
 
 from __future__ import annotations
@@ -47,10 +49,15 @@ _DEFAULTS: dict[str, Configuration] = {
     "apply_penalties": {"block": 1024, "num_warps": 4},
     "token_logprobs": {"block": 2048, "num_warps": 8},
     "quantize_fp8": {"block": 16384, "num_warps": 8},
+    "norm_linear": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
+    "norm_gate_up": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
+    "linear_add": {"rows": 0, "num_warps": 0, "block_k": 2048, "pdl": 0},
+    "decode_attention": {"keys": 64, "num_warps": 4, "stages": 2, "max_splits": 32, "pdl": 0},
 }
 
 _RDNA_TILES = {"tile_rows": 32, "tile_keys": 32, "tile_warps": 8, "tile_stages": 1}
 _WITHOUT_WARP_GROUPS = ("sm_80", "sm_86", "sm_89", "sm_120")
+_EARLY_START = {architecture: {"pdl": 1} for architecture in ("sm_90", "sm_100", "sm_120")}
 _ROWS: dict[str, dict[str, Configuration]] = {
     "paged_attention_tiled": {
         **{architecture: {"tile_keys": 32} for architecture in _WITHOUT_WARP_GROUPS},
@@ -59,6 +66,10 @@ _ROWS: dict[str, dict[str, Configuration]] = {
     },
     "paged_attention_lean": {"rdna": {"tile_warps": 8}},
     "sample": {"cdna": {"block": 512, "weighed": 256, "num_warps": 4}},
+    "norm_linear": _EARLY_START,
+    "norm_gate_up": _EARLY_START,
+    "linear_add": _EARLY_START,
+    "decode_attention": {**_EARLY_START, "sm_90": {"keys": 128, "num_warps": 8, "stages": 3, "pdl": 1}},
 }
 """Kernel -> architecture or family -> what differs from the default."""
 
@@ -84,10 +95,49 @@ def configuration(name: str, capability: DeviceCapability) -> dict[str, int]:
 def _check(name: str, field: str, value: int, default: Configuration) -> None:
     if field not in default:
         raise ValueError(f"capability.best.{name} has no field {field}; there are {', '.join(default)}")
-    is_count = field.endswith("_stages") or field == "max_splits"
+    if field == "pdl":
+        if value not in (0, 1):
+            raise ValueError(f"capability.best.{name}.pdl is {value}: give 0 or 1")
+        return
+    is_count = field.endswith("stages") or field == "max_splits"
     if value < 1 or (not is_count and value & (value - 1)):
         wanted = "a positive number" if is_count else "a power of two"
         raise ValueError(f"capability.best.{name}.{field} is {value}: give {wanted}")
+
+
+_ROWS_AND_WARPS: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "norm_linear": ((1 << 15, 1 << 10, 4, 1), (1 << 60, 1 << 10, 16, 8), (1 << 60, 1 << 60, 4, 4)),
+    "norm_gate_up": ((1 << 60, 1 << 10, 2, 2), (1 << 60, 1 << 60, 2, 4)),
+    "linear_add": (
+        (1 << 60, 1 << 11, 4, 2),
+        (1 << 60, 3 << 10, 8, 8),
+        (1 << 60, 1 << 13, 4, 8),
+        (1 << 60, 1 << 60, 4, 4),
+    ),
+}
+"""Kernel -> (outputs up to, inputs up to, rows, warps), the first that fits. Measured on an H200 in bfloat16 with one
+token and an early start, over whole decode steps of the shapes of Qwen3-0.6B and Llama-3.1-8B: the sizes in between take
+the nearest.
+"""
+
+
+def rows_and_warps(name: str, num_outputs: int, num_inputs: int, chosen: Configuration) -> tuple[int, int]:
+    """How many rows of a weight `[num_outputs, num_inputs]` one program of a fused linear owns, and its warps: what the
+    configuration says, or what suits the size."""
+    suited = next(
+        (rows, warps)
+        for most_outputs, most_inputs, rows, warps in _ROWS_AND_WARPS[name]
+        if num_outputs <= most_outputs and num_inputs <= most_inputs
+    )
+    return chosen["rows"] or suited[0], chosen["num_warps"] or suited[1]
+
+
+def starts_early(architecture: str, chosen: Configuration) -> bool:
+    """Whether a kernel's programs start before the kernel ahead of them has ended (programmatic dependent launch):
+    NVIDIA's from Hopper on can, and only where the configuration asks for it.
+    """
+    can = family(architecture) == "nvidia" and int(architecture.removeprefix("sm_")) >= 90
+    return can and chosen["pdl"] == 1
 
 
 def keys_of_head(num_keys: int, head_bytes: int, dtype: str) -> int:
