@@ -274,10 +274,18 @@ def _norm_gate_up(problem: Problem, generator: torch.Generator, *, num_tokens: i
     return Trial(arguments=arguments, written=(0,), tolerance=trial.tolerance)
 
 
-def _linear_add(problem: Problem, generator: torch.Generator, *, num_tokens: int, has_bias: bool) -> Trial:
-    """From attended heads (one token) or activated channels."""
+def _add_attended(problem: Problem, generator: torch.Generator, *, num_tokens: int, has_bias: bool) -> Trial:
+    return _linear_add(problem, generator, problem.num_heads * problem.head_dim, num_tokens, has_bias=has_bias)
+
+
+def _add_activated(problem: Problem, generator: torch.Generator, *, num_tokens: int, has_bias: bool) -> Trial:
+    return _linear_add(problem, generator, problem.intermediate_size, num_tokens, has_bias=has_bias)
+
+
+def _linear_add(
+    problem: Problem, generator: torch.Generator, num_inputs: int, num_tokens: int, *, has_bias: bool
+) -> Trial:
     dtype = DTYPES[problem.dtype]
-    num_inputs = problem.num_heads * problem.head_dim if num_tokens == 1 else problem.intermediate_size
     x, residual = (
         torch.randn(num_tokens, size, generator=generator) for size in (num_inputs, 75)
     )
@@ -344,7 +352,7 @@ _MAKERS: dict[str, tuple[Callable[[Problem, torch.Generator], Trial], ...]] = {
     "quantize_fp8": (partial(_quantize_fp8, is_static=False), partial(_quantize_fp8, is_static=True)),
     "norm_linear": tuple(partial(_norm_linear, **call) for call in _FUSED_CALLS),
     "norm_gate_up": tuple(partial(_norm_gate_up, **call) for call in _FUSED_CALLS),
-    "linear_add": tuple(partial(_linear_add, **call) for call in _FUSED_CALLS),
+    "linear_add": tuple(partial(made, **call) for made in (_add_attended, _add_activated) for call in _FUSED_CALLS),
     "decode_attention": (
         partial(_decode_layer, positions=(290,), has_norms=True),
         partial(_decode_layer, positions=(33, 0), has_norms=False),

@@ -51,7 +51,7 @@ _DEFAULTS: dict[str, Configuration] = {
     "quantize_fp8": {"block": 16384, "num_warps": 8},
     "norm_linear": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
     "norm_gate_up": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
-    "linear_add": {"rows": 0, "num_warps": 0, "block_k": 2048, "pdl": 0},
+    "linear_add": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
     "decode_attention": {"keys": 64, "num_warps": 4, "stages": 2, "max_splits": 32, "pdl": 0},
 }
 
@@ -156,13 +156,13 @@ def rows_of_head(num_rows: int, head_bytes: int, dtype: str) -> int:
 _MATRIX_FLOAT32 = ("nvidia", "cdna")
 """Families with matrix units that take float32, whole or in three passes."""
 
-_WIDE_BYTES = 1024
+WIDE_BYTES = 1024
 """From here on a (padded) head is wide: float32 of more than 128 channels."""
 
 
 def warps_of_head(num_warps: int, head_bytes: int) -> int:
     """At least eight for a wide head, whose sums and values must find room in registers."""
-    return max(8, num_warps) if head_bytes >= _WIDE_BYTES else num_warps
+    return max(8, num_warps) if head_bytes >= WIDE_BYTES else num_warps
 
 
 def channels_of_chunk(architecture: str, num_channels: int, head_bytes: int, dtype: str) -> int:
@@ -171,7 +171,7 @@ def channels_of_chunk(architecture: str, num_channels: int, head_bytes: int, dty
     Without matrix units for float32 a thread holds whole rows and columns of the factors, so fewer still.
     """
     if family(architecture) in _MATRIX_FLOAT32:
-        return num_channels if head_bytes < _WIDE_BYTES else 64
+        return num_channels if head_bytes < WIDE_BYTES else 64
     return num_channels if dtype != "float32" else min(32, num_channels)
 
 

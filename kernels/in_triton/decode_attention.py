@@ -22,6 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...ipc.facts import DeviceProfile, Problem
 from .configurations import (
+    WIDE_BYTES,
     Configuration,
     dot_precision,
     keys_of_head,
@@ -33,6 +34,8 @@ from .fused_linears import MAX_TOKENS
 from .launching import TritonKernel, next_power_of_two
 
 _LOG2_E = 1.4426950408889634
+_PART_REGISTERS = 64
+"""Of a thread, for the parts that it has asked for."""
 _NOTHING = tl.constexpr(-1.0e30)  # below every score
 
 
@@ -68,16 +71,39 @@ def _normed(heads, scale, weights, dtype: tl.constexpr):
     return ((heads * scale).to(dtype).to(tl.float32) * weights).to(dtype).to(tl.float32)
 
 
+@triton.jit
+def _add_up(
+    out, parts, most_of_parts, total_of_parts, place, num_parts,
+    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """The heads of one place from their parts, all of which are asked for at once."""
+    splits = tl.arange(0, SPLITS)
+    channels = tl.arange(0, DP)
+    real = channels < D
+    for first in tl.static_range(0, GROUP, HEADS):
+        heads = first + tl.arange(0, HEADS)
+        there = (heads < GROUP)[:, None] & (splits < num_parts)[None, :]
+        at = (place * SPLITS + splits[None, :]) * GROUP + heads[:, None]
+        parts_at = parts + at[:, :, None] * D + channels[None, None, :]
+        acc = tl.load(parts_at, mask=there[:, :, None] & real[None, None, :], other=0.0, cache_modifier=".cg")
+        most = tl.load(most_of_parts + at, mask=there, other=_NOTHING, cache_modifier=".cg")
+        total = tl.load(total_of_parts + at, mask=there, other=0.0, cache_modifier=".cg")
+        weight = tl.exp2(most - tl.max(most, 1)[:, None])
+        whole = tl.sum(acc * weight[:, :, None], 1) / tl.sum(total * weight, 1)[:, None]
+        out_at = out + (place * GROUP + heads)[:, None] * D + channels[None, :]
+        tl.store(out_at, whole.to(out.dtype.element_ty), mask=(heads < GROUP)[:, None] & real[None, :])
+
+
 @triton.jit(do_not_specialize=["window"])
 def decode_attention_kernel(
     out, qkv, positions, slots, cos_sin, keys, values, q_norm, k_norm, eps, tables, rows_of_table, scale, window,
     parts, most_of_parts, total_of_parts, num_arrived, cos_sin_stride, table_stride,
     k_block_stride, k_slot_stride, k_head_stride, v_block_stride, v_slot_stride, v_head_stride,
     G: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
-    S: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr,
+    S: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr,
     HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T x G, SPLITS)."""
+    """Grid (T x G, SPLITS). Parts are added up HEADS heads at a time."""
     place = tl.program_id(0)
     token = place // G
     group = place % G
@@ -175,25 +201,10 @@ def decode_attention_kernel(
         tl.store(parts + part[:, None] * D + channels[None, :], acc, mask=is_real)
         tl.debug_barrier()
         if tl.atomic_add(num_arrived + place, 1, sem="acq_rel") == num_parts - 1:
-            first = place * SPLITS * GROUP + rows
-            highest = tl.full([ROWS], _NOTHING, tl.float32)
-            for index in tl.static_range(SPLITS):  # unrolled: the reads of all parts are under way at once
-                there = (rows < GROUP) & (index < num_parts)
-                found = tl.load(most_of_parts + first + index * GROUP, mask=there, other=_NOTHING, cache_modifier=".cg")
-                highest = tl.maximum(highest, found)
-            whole_total = tl.zeros([ROWS], tl.float32)
-            whole = tl.zeros([ROWS, DP], tl.float32)
-            for index in tl.static_range(SPLITS):
-                there = (rows < GROUP) & (index < num_parts)
-                at_part = first + index * GROUP
-                found = tl.load(most_of_parts + at_part, mask=there, other=_NOTHING, cache_modifier=".cg")
-                weight = tl.exp2(found - highest)
-                some = tl.load(total_of_parts + at_part, mask=there, other=0.0, cache_modifier=".cg")
-                whole_total += weight * some
-                part_at = parts + at_part[:, None] * D + channels[None, :]
-                part_of_whole = tl.load(part_at, mask=there[:, None] & real[None, :], other=0.0, cache_modifier=".cg")
-                whole += weight[:, None] * part_of_whole
-            tl.store(out_at, (whole / whole_total[:, None]).to(out.dtype.element_ty), mask=is_real)
+            _add_up(
+                out, parts, most_of_parts, total_of_parts, place, num_parts,
+                GROUP, D, DP, SPLITS, HEADS,
+            )  # fmt: skip
             tl.store(num_arrived + place, 0)
 
 
@@ -205,7 +216,10 @@ class TritonDecodeAttention(TritonKernel):
         self._padded = next_power_of_two(problem.head_dim)
         self._group = problem.num_heads // problem.num_kv_heads
         head_bytes = self._padded * (4 if problem.dtype == "float32" else 2)
-        self._num_keys = keys_of_head(configuration["keys"], head_bytes, problem.dtype)
+        is_wide = head_bytes >= WIDE_BYTES
+        self._part_registers = _PART_REGISTERS // 2 if is_wide else _PART_REGISTERS
+        most_keys = min(64, configuration["keys"]) if is_wide else configuration["keys"]
+        self._num_keys = keys_of_head(most_keys, head_bytes, problem.dtype)
         self._num_warps = warps_of_head(configuration["num_warps"], head_bytes)
         self._num_stages = configuration["stages"]
         self._max_splits = configuration["max_splits"]
@@ -220,7 +234,9 @@ class TritonDecodeAttention(TritonKernel):
     def __call__(self, *arguments: Any) -> None:
         out, qkv, positions, slots, cos_sin, k_cache, v_cache, q_norm, k_norm, eps, tables, rows, scale, window = arguments
         num_tokens, (block_size, num_kv_heads, head_dim) = len(out), k_cache.shape[1:]
-        num_splits = max(1, self._max_splits // num_tokens)
+        num_splits = 1 << (max(1, self._max_splits // num_tokens).bit_length() - 1)
+        num_threads = 32 * self._num_warps
+        heads_at_once = max(1, self._part_registers * num_threads // (num_splits * self._padded))
         num_parts = num_tokens * num_kv_heads * num_splits * self._group
         assert 1 <= num_tokens <= MAX_TOKENS and out.is_contiguous() and qkv.is_contiguous()
         assert num_parts <= self._scratch[1].numel() and num_parts * head_dim <= self._scratch[0].numel()
@@ -242,6 +258,7 @@ class TritonDecodeAttention(TritonKernel):
             S=block_size,
             KEYS=self._num_keys,
             SPLITS=num_splits,
+            HEADS=min(next_power_of_two(self._group), heads_at_once),
             HAS_Q_NORM=q_norm is not None,
             HAS_K_NORM=k_norm is not None,
             HAS_WINDOW=window > 0,

@@ -20,6 +20,8 @@ from .configurations import Configuration, register_limit, rows_and_warps, start
 from .launching import TritonKernel, next_power_of_two
 
 MAX_TOKENS = 4
+_TOGETHER = 2
+"""Tokens that one launch takes: the sums of more would not fit the registers."""
 
 
 @triton.jit
@@ -59,7 +61,7 @@ def _store(out, rows, values, N: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def norm_linear_kernel(
-    out, residual, norm_weight, weight, bias, eps,
+    out, residual, eps, norm_weight, weight, bias,
     T: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
     EARLY: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +106,7 @@ def norm_linear_kernel(
 
 @triton.jit
 def norm_gate_up_kernel(
-    out, residual, norm_weight, weight, bias, eps,
+    out, residual, eps, norm_weight, weight, bias,
     T: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
     EARLY: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -204,7 +206,7 @@ _REGISTERS_OF_SUMS = 96
 
 
 def tiles_of_row(
-    num_inputs: int, *, rows: int, num_threads: int, num_tokens: int, item_bytes: int, most: int
+    num_inputs: int, rows: int, num_threads: int, num_tokens: int, item_bytes: int, most: int
 ) -> dict[str, int]:
     """How a program reads its rows, BLOCK inputs at a time: BLOCK, TILES and how many are asked for EARLY.
 
@@ -240,21 +242,37 @@ class _FusedLinear(TritonKernel):
         self._architecture = architecture
         self._pdl = starts_early(architecture, configuration)
 
-    def _launch_rows(
-        self, kernel: Any, arguments: tuple[Any, ...], weight: torch.Tensor, bias: torch.Tensor | None, num_tokens: int
+    def _launch(
+        self,
+        kernel: Any,
+        of_tokens: tuple[torch.Tensor, ...],
+        of_model: tuple[Any, ...],
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
+        """Of the tokens' tensors, then the model's. More tokens than go together take the weight in turns."""
+        num_tokens = len(of_tokens[0])
+        tensors = (*of_tokens, weight) if bias is None else (*of_tokens, weight, bias)
+        assert num_tokens <= MAX_TOKENS and all(tensor.is_contiguous() for tensor in tensors)
+        constants = {"HAS_BIAS": bias is not None, "PDL": self._pdl, **({"launch_pdl": True} if self._pdl else {})}
+        arguments = (*of_model, weight, weight if bias is None else bias)
+        for first in range(0, num_tokens, _TOGETHER):
+            some = tuple(tensor[first : first + _TOGETHER] for tensor in of_tokens)
+            self._launch_together(kernel, (*some, *arguments), weight, len(some[0]), constants)
+
+    def _launch_together(
+        self, kernel: Any, arguments: tuple[Any, ...], weight: torch.Tensor, num_tokens: int, constants: dict[str, Any]
     ) -> None:
         num_outputs, num_inputs = weight.shape[0] // self.num_weights, weight.shape[1]
         rows, num_warps = rows_and_warps(self.name, num_outputs, num_inputs, self.configuration)
-        tiles = tiles_of_row(
-            num_inputs,
-            rows=rows * self.num_weights,
-            num_threads=32 * num_warps,
-            num_tokens=num_tokens,
-            item_bytes=weight.element_size(),
-            most=self.configuration["block_k"],
-        )
-        tensors = [argument for argument in (*arguments, bias) if isinstance(argument, torch.Tensor)]
-        assert 1 <= num_tokens <= MAX_TOKENS and all(tensor.is_contiguous() for tensor in tensors)
+        item_bytes, most = weight.element_size(), self.configuration["block_k"]
+
+        def tiles() -> dict[str, int]:
+            threads = 32 * num_warps
+            return tiles_of_row(num_inputs, rows * self.num_weights, threads, num_tokens, item_bytes, most)
+
+        if num_tokens * item_bytes > 2 and tiles()["TILES"] > 1:  # compilers ask for many tiles at once
+            num_warps = max(num_warps, min(8, 2 * num_warps))
         self.launch(
             kernel,
             (-(-num_outputs // rows),),
@@ -263,12 +281,10 @@ class _FusedLinear(TritonKernel):
             N=num_outputs,
             K=num_inputs,
             ROWS=rows,
-            **tiles,
-            HAS_BIAS=bias is not None,
-            PDL=self._pdl,
+            **tiles(),
+            **constants,
             num_warps=num_warps,
             **register_limit(self._architecture, num_warps),
-            **({"launch_pdl": True} if self._pdl else {}),
         )
 
 
@@ -278,8 +294,7 @@ class TritonNormLinear(_FusedLinear):
     def __call__(self, *arguments: Any) -> None:
         out, residual, norm_weight, weight, bias, eps = arguments
         assert out.shape == (len(residual), len(weight))
-        tensors = (out, residual, norm_weight, weight, weight if bias is None else bias)
-        self._launch_rows(norm_linear_kernel, (*tensors, eps), weight, bias, len(out))
+        self._launch(norm_linear_kernel, (out, residual), (eps, norm_weight), weight, bias)
 
 
 class TritonNormGateUp(_FusedLinear):
@@ -288,9 +303,8 @@ class TritonNormGateUp(_FusedLinear):
 
     def __call__(self, *arguments: Any) -> None:
         out, residual, norm_weight, weight, bias, eps = arguments
-        assert 2 * out.shape[1] == len(weight)
-        tensors = (out, residual, norm_weight, weight, weight if bias is None else bias)
-        self._launch_rows(norm_gate_up_kernel, (*tensors, eps), weight, bias, len(out))
+        assert out.shape == (len(residual), len(weight) // 2)
+        self._launch(norm_gate_up_kernel, (out, residual), (eps, norm_weight), weight, bias)
 
 
 class TritonLinearAdd(_FusedLinear):
@@ -299,5 +313,4 @@ class TritonLinearAdd(_FusedLinear):
     def __call__(self, *arguments: Any) -> None:
         residual, x, weight, bias = arguments
         assert residual.shape == (len(x), len(weight))
-        tensors = (residual, x, weight, weight if bias is None else bias)
-        self._launch_rows(linear_add_kernel, tensors, weight, bias, len(x))
+        self._launch(linear_add_kernel, (residual, x), (), weight, bias)
