@@ -406,6 +406,14 @@ CATALOG: tuple[Implementation, ...] = (
     _plain("norm_gate_up", _plain_norm_gate_up),
     _triton("linear_add", _triton_linear_add),
     _plain("linear_add", _plain_linear_add),
-    _triton("decode_attention", _triton_decode_attention, max_head_dim=256, same_kv_dtype=True),
+    _triton(
+        "decode_attention",
+        _triton_decode_attention,
+        max_head_dim=256,
+        same_kv_dtype=True,
+        not_offered=dict.fromkeys(
+            ("gfx1100", "gfx1201"), "keys and values asked for early take more registers than it has"
+        ),
+    ),
     _plain("decode_attention", _plain_decode_attention),
 )

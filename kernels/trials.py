@@ -5,6 +5,7 @@ Deterministic: the same problem gives the same numbers. Inputs are made on the C
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -286,16 +287,14 @@ def _linear_add(
     problem: Problem, generator: torch.Generator, num_inputs: int, num_tokens: int, *, has_bias: bool
 ) -> Trial:
     dtype = DTYPES[problem.dtype]
-    x, residual = (
-        torch.randn(num_tokens, size, generator=generator) for size in (num_inputs, 75)
-    )
+    x, residual = (torch.randn(num_tokens, size, generator=generator) for size in (num_inputs, 75))
     bias = _randn(generator, dtype, 75) if has_bias else None
     arguments = (residual, x, _weight(generator, dtype, 75, num_inputs), bias)
     return Trial(arguments=arguments, written=(0,), tolerance=_tolerance(problem))
 
 
 def _weight(generator: torch.Generator, dtype: torch.dtype, num_outputs: int, num_inputs: int) -> torch.Tensor:
-    return (torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5).to(dtype)
+    return (torch.randn(num_outputs, num_inputs, generator=generator) / math.sqrt(num_inputs)).to(dtype)
 
 
 def _decode_layer(
@@ -335,7 +334,10 @@ def _decode_layer(
     return Trial(arguments=arguments, written=(0, 5, 6), tolerance=_tolerance(problem))
 
 
-_FUSED_CALLS = ({"num_tokens": 1, "has_bias": False}, {"num_tokens": 2, "has_bias": True})
+def _one_and_two(maker: Callable[..., Trial]) -> tuple[Callable[[Problem, torch.Generator], Trial], ...]:
+    """Of one token, and of two with a bias."""
+    return partial(maker, num_tokens=1, has_bias=False), partial(maker, num_tokens=2, has_bias=True)
+
 
 _MAKERS: dict[str, tuple[Callable[[Problem, torch.Generator], Trial], ...]] = {
     "embed": (_embed,),
@@ -350,9 +352,9 @@ _MAKERS: dict[str, tuple[Callable[[Problem, torch.Generator], Trial], ...]] = {
     "apply_penalties": (_apply_penalties,),
     "token_logprobs": (_token_logprobs,),
     "quantize_fp8": (partial(_quantize_fp8, is_static=False), partial(_quantize_fp8, is_static=True)),
-    "norm_linear": tuple(partial(_norm_linear, **call) for call in _FUSED_CALLS),
-    "norm_gate_up": tuple(partial(_norm_gate_up, **call) for call in _FUSED_CALLS),
-    "linear_add": tuple(partial(made, **call) for made in (_add_attended, _add_activated) for call in _FUSED_CALLS),
+    "norm_linear": _one_and_two(_norm_linear),
+    "norm_gate_up": _one_and_two(_norm_gate_up),
+    "linear_add": (*_one_and_two(_add_attended), *_one_and_two(_add_activated)),
     "decode_attention": (
         partial(_decode_layer, positions=(290,), has_norms=True),
         partial(_decode_layer, positions=(33, 0), has_norms=False),

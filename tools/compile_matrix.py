@@ -113,9 +113,7 @@ _ROTARY = _DTYPES | {
 }
 _WIDE = _DTYPES | {"bfloat16, 20480 channels": _problem("bfloat16", hidden_size=20480)}
 _LOGITS = {"float32 logits": _LLAMA}
-_SMALL = _problem(
-    "bfloat16", hidden_size=1024, intermediate_size=3072, num_heads=16, block_size=16, vocab_size=151936
-)
+_SMALL = _problem("bfloat16", hidden_size=1024, intermediate_size=3072, num_heads=16, block_size=16, vocab_size=151936)
 _FUSED = _DTYPES | {"bfloat16, small model": _SMALL, "bfloat16, 5120 channels": _problem("bfloat16", hidden_size=5120)}
 _DECODE = _ATTENTION | {
     "bfloat16, 16 heads": _SMALL,

@@ -124,6 +124,7 @@ class BatchBuilder:
             block_tables=device["block_tables"][:num_sequences],
             query_starts=device["query_starts"][: num_sequences + 1],
             kv_lengths=device["kv_lengths"][:num_sequences],
+            is_decode=num_tokens == num_sequences,
         )
 
     def _fill_tables(self, table: RowTable, rows: Array, lengths: Array) -> None:

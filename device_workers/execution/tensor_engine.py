@@ -27,6 +27,7 @@ from ..memory.memory_plan import MemoryPlan, plan_memory, plan_spending, shared_
 from ..models.config import ModelConfig
 from ..models.decoder import Activations, Decoder, DecoderKernels, StepTensors, WeightReader
 from ..models.facts import KERNELS, kernel_problem
+from ..models.fused_decode import FusedKernels
 from ..models.sharding import Shard
 from ..platforms.contract import Backend, Clause
 from ..weights.source import OnBytes, WeightSource
@@ -95,7 +96,7 @@ class TensorEngine:
             on_changed=self._kernel_changed,
         )
         self._batch: Batch | None = None
-        self._hidden: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._hidden: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._seconds = [0.0, 0.0, 0.0, 0.0]
 
     # -- boot
@@ -150,6 +151,7 @@ class TensorEngine:
             settled.max_model_len,
             parts.communicator,
             self._device,
+            self._fused_kernels(),
         )
         max_blocks = -(-settled.max_model_len // settled.block_size)
         self._builder = BatchBuilder(
@@ -169,6 +171,14 @@ class TensorEngine:
             block_size=settled.block_size,
             dtype=DTYPES[self.model.kv_dtype],
         )
+
+    def _fused_kernels(self) -> FusedKernels | None:
+        """None where the plain references would have to serve: they are slower than the ordinary path."""
+        names, registry = FusedKernels.__dataclass_fields__, self._parts.registry
+        chosen = {resolution.kernel: resolution.chosen for resolution in self._kernels.resolutions}
+        if any(chosen[name] == registry.chain(name)[-1].name for name in names):
+            return None
+        return FusedKernels(**{name: self._kernels[name] for name in names})
 
     def _plan_memory(self) -> MemoryPlan:
         parts, memory = self._parts, self._parts.backend.memory_facts()
@@ -236,7 +246,9 @@ class TensorEngine:
             return f"{Clause.GRAPH_CAPTURE}: {self._parts.graph_refusal}"
         if self._parts.communicator is not None:
             return "collectives between ranks cannot be recorded"
-        eager = [name for name in DecoderKernels.__dataclass_fields__ if not self._kernels[name].capturable]
+        fused = FusedKernels.__dataclass_fields__ if self._decoder.fuses_decodes else {}
+        names = (*DecoderKernels.__dataclass_fields__, *fused)
+        eager = [name for name in names if not self._kernels[name].capturable]
         return f"not capturable: {', '.join(eager)}" if eager else None
 
     # -- steps
@@ -259,8 +271,8 @@ class TensorEngine:
             self._hidden = self._run(tensors, len(tensors.token_ids), len(tensors.kv_lengths))
         self._seconds[:2] = built - began, time.perf_counter() - built
 
-    def _run(self, tensors: Any, num_tokens: int, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states `(residual, delta)`, each `[T, D]`."""
+    def _run(self, tensors: Any, num_tokens: int, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states `(residual, delta)`, each `[T, D]`; no delta where the decoder's path has none."""
         if num_tokens == 0:
             return self._activations.hidden(0)
         while (graph := self._graphs.find(num_tokens, num_sequences)) is None:
@@ -269,7 +281,7 @@ class TensorEngine:
             except KernelReplaced:
                 continue  # from the embedding on: what the pass had changed, it makes anew
         graph.replay(num_tokens, num_sequences, self.progress.counter)
-        return self._activations.hidden(num_tokens)
+        return self._decoder.hidden(num_tokens, is_decode=tensors.is_decode)
 
     def _grow_last_tokens(self) -> None:
         missing = self._table.num_rows - len(self._last_tokens)
@@ -324,7 +336,10 @@ class TensorEngine:
 
     def _kernel_changed(self, name: str) -> None:
         """A recording holds the kernels that it was made of; those of sampling are in none."""
-        if self._graphs.are_captured and name in DecoderKernels.__dataclass_fields__:
+        is_fused = name in FusedKernels.__dataclass_fields__
+        if is_fused:
+            self._decoder.fuses_decodes = False
+        if self._graphs.are_captured and (is_fused or name in DecoderKernels.__dataclass_fields__):
             self._graphs.drop()
             reason = f"kernel {name} was replaced while serving"
             self._decide_graphs(Decision(name="graphs", value="eager", reason=reason))
@@ -336,11 +351,11 @@ class TensorEngine:
         assert self._hidden is not None
         return self._logits(self._hidden, torch.from_numpy(places.astype(np.int64)).to(self._device))
 
-    def _logits(self, hidden: tuple[torch.Tensor, torch.Tensor], index_S: torch.Tensor) -> torch.Tensor:
+    def _logits(self, hidden: tuple[torch.Tensor, torch.Tensor | None], index_S: torch.Tensor) -> torch.Tensor:
         residual, delta = hidden
         while True:
             try:
-                return self._decoder.logits(residual[index_S], delta[index_S])
+                return self._decoder.logits(residual[index_S], None if delta is None else delta[index_S])
             except KernelReplaced:
                 continue  # from copies of the hidden states, which are whole
 

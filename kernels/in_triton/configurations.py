@@ -57,7 +57,7 @@ _DEFAULTS: dict[str, Configuration] = {
 
 _RDNA_TILES = {"tile_rows": 32, "tile_keys": 32, "tile_warps": 8, "tile_stages": 1}
 _WITHOUT_WARP_GROUPS = ("sm_80", "sm_86", "sm_89", "sm_120")
-_EARLY_START = {architecture: {"pdl": 1} for architecture in ("sm_90", "sm_100", "sm_120")}
+_EARLY_START: dict[str, Configuration] = {architecture: {"pdl": 1} for architecture in ("sm_90", "sm_100", "sm_120")}
 _ROWS: dict[str, dict[str, Configuration]] = {
     "paged_attention_tiled": {
         **{architecture: {"tile_keys": 32} for architecture in _WITHOUT_WARP_GROUPS},
@@ -68,8 +68,11 @@ _ROWS: dict[str, dict[str, Configuration]] = {
     "sample": {"cdna": {"block": 512, "weighed": 256, "num_warps": 4}},
     "norm_linear": _EARLY_START,
     "norm_gate_up": _EARLY_START,
-    "linear_add": _EARLY_START,
-    "decode_attention": {**_EARLY_START, "sm_90": {"keys": 128, "num_warps": 8, "stages": 3, "pdl": 1}},
+    "linear_add": {**_EARLY_START, "rdna": {"rows": 2, "num_warps": 8}},
+    "decode_attention": {
+        **_EARLY_START,
+        "sm_90": {"keys": 128, "num_warps": 8, "stages": 3, "pdl": 1},
+    },
 }
 """Kernel -> architecture or family -> what differs from the default."""
 
@@ -116,8 +119,8 @@ _ROWS_AND_WARPS: dict[str, tuple[tuple[int, int, int, int], ...]] = {
     ),
 }
 """Kernel -> (outputs up to, inputs up to, rows, warps), the first that fits. Measured on an H200 in bfloat16 with one
-token and an early start, over whole decode steps of the shapes of Qwen3-0.6B and Llama-3.1-8B: the sizes in between take
-the nearest.
+token and an early start, over whole decode steps of the shapes of Qwen3-0.6B and Llama-3.1-8B; others take those of the
+next size measured.
 """
 
 

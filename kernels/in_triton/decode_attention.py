@@ -100,7 +100,8 @@ def decode_attention_kernel(
     parts, most_of_parts, total_of_parts, num_arrived, cos_sin_stride, table_stride,
     k_block_stride, k_slot_stride, k_head_stride, v_block_stride, v_slot_stride, v_head_stride,
     G: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
-    S: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr,
+    S: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr,
+    HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr,
     HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T x G, SPLITS). Parts are added up HEADS heads at a time."""
@@ -217,12 +218,11 @@ class TritonDecodeAttention(TritonKernel):
         self._group = problem.num_heads // problem.num_kv_heads
         head_bytes = self._padded * (4 if problem.dtype == "float32" else 2)
         is_wide = head_bytes >= WIDE_BYTES
-        self._part_registers = _PART_REGISTERS // 2 if is_wide else _PART_REGISTERS
         most_keys = min(64, configuration["keys"]) if is_wide else configuration["keys"]
         self._num_keys = keys_of_head(most_keys, head_bytes, problem.dtype)
         self._num_warps = warps_of_head(configuration["num_warps"], head_bytes)
         self._num_stages = configuration["stages"]
-        self._max_splits = configuration["max_splits"]
+        self._max_splits = min(16, configuration["max_splits"]) if is_wide else configuration["max_splits"]
         self._precision = dot_precision(architecture)
         self._pdl = starts_early(architecture, configuration)
         num_parts = MAX_TOKENS * self._max_splits * problem.num_heads
@@ -232,11 +232,13 @@ class TritonDecodeAttention(TritonKernel):
         self.workspace_bytes = sum(tensor.nbytes for tensor in (*self._scratch, self._num_arrived))
 
     def __call__(self, *arguments: Any) -> None:
-        out, qkv, positions, slots, cos_sin, k_cache, v_cache, q_norm, k_norm, eps, tables, rows, scale, window = arguments
+        out, qkv, positions, slots, cos_sin, k_cache, v_cache, q_norm, k_norm, eps, tables, rows, scale, window = (
+            arguments
+        )
         num_tokens, (block_size, num_kv_heads, head_dim) = len(out), k_cache.shape[1:]
         num_splits = 1 << (max(1, self._max_splits // num_tokens).bit_length() - 1)
         num_threads = 32 * self._num_warps
-        heads_at_once = max(1, self._part_registers * num_threads // (num_splits * self._padded))
+        heads_at_once = max(1, _PART_REGISTERS * num_threads // (num_splits * self._padded))
         num_parts = num_tokens * num_kv_heads * num_splits * self._group
         assert 1 <= num_tokens <= MAX_TOKENS and out.is_contiguous() and qkv.is_contiguous()
         assert num_parts <= self._scratch[1].numel() and num_parts * head_dim <= self._scratch[0].numel()

@@ -7,6 +7,10 @@ T tokens, D channels of the residual, K inputs, N outputs. A row is read in TILE
 of them are asked for before the kernel waits for the one ahead of it (PDL), whose outputs it must not read till then.
 """
 
+# In compiled code tuples grow while loops are unrolled, by addition alone, and no type can tell that:
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment,var-annotated,unreachable"
+
 from __future__ import annotations
 
 from typing import Any

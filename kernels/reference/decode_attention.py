@@ -33,9 +33,13 @@ def decode_attention(
     """
     num_tokens, (num_kv_heads, head_dim) = len(qkv_TE), k_cache_BSGD.shape[2:]
     q_THD = qkv_TE.new_empty(num_tokens, out_TO.shape[1] // head_dim, head_dim)
-    own_keys, own_values = (cache.new_empty(num_tokens, 1, num_kv_heads, head_dim) for cache in (k_cache_BSGD, v_cache_BSGD))
+    own_keys, own_values = (
+        cache.new_empty(num_tokens, 1, num_kv_heads, head_dim) for cache in (k_cache_BSGD, v_cache_BSGD)
+    )
     own_slots = torch.arange(num_tokens, device=qkv_TE.device, dtype=slots_T.dtype)
-    rotary_and_kv_write(q_THD, qkv_TE, positions_T, own_slots, cos_sin_PR, own_keys, own_values, q_norm_D, k_norm_D, eps)
+    rotary_and_kv_write(
+        q_THD, qkv_TE, positions_T, own_slots, cos_sin_PR, own_keys, own_values, q_norm_D, k_norm_D, eps
+    )
     one = torch.tensor([0, 1], device=qkv_TE.device, dtype=torch.int32)
     first_block = torch.zeros(1, 1, device=qkv_TE.device, dtype=torch.int32)
     for token, (position, row) in enumerate(zip(positions_T.tolist(), rows_T.tolist(), strict=True)):
