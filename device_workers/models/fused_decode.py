@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...kernels.implementation import Kernel
-from ...kernels.reference.linear import PlainWeight
+from ...kernels.implementation import Kernel, PlainWeight
 from .config import ModelConfig
 from .sharding import Shard
 
