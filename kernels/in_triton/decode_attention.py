@@ -225,7 +225,7 @@ class TritonDecodeAttention(TritonKernel):
         self._max_splits = min(16, configuration["max_splits"]) if is_wide else configuration["max_splits"]
         self._precision = dot_precision(architecture)
         self._pdl = starts_early(architecture, configuration)
-        num_parts = MAX_TOKENS * self._max_splits * problem.num_heads
+        num_parts = max(MAX_TOKENS, self._max_splits) * problem.num_heads  # tokens divide the splits among them
         sizes = (num_parts * problem.head_dim, num_parts, num_parts)
         self._scratch = tuple(torch.empty(size, dtype=torch.float32, device=device) for size in sizes)
         self._num_arrived = torch.zeros(MAX_TOKENS * problem.num_kv_heads, dtype=torch.int32, device=device)
