@@ -68,7 +68,7 @@ _ROWS: dict[str, dict[str, Configuration]] = {
     "sample": {"cdna": {"block": 512, "weighed": 256, "num_warps": 4}},
     "norm_linear": _EARLY_START,
     "norm_gate_up": _EARLY_START,
-    "linear_add": {**_EARLY_START, "rdna": {"rows": 2, "num_warps": 8}},
+    "linear_add": {**_EARLY_START, "sm_100": {"num_warps": 8, "pdl": 1}, "rdna": {"rows": 2, "num_warps": 8}},
     "decode_attention": {
         **_EARLY_START,
         "sm_90": {"keys": 128, "num_warps": 8, "stages": 3, "pdl": 1},
