@@ -221,7 +221,7 @@ class TritonDecodeAttention(TritonKernel):
         most_keys = min(64, configuration["keys"]) if is_wide else configuration["keys"]
         self._num_keys = keys_of_head(most_keys, head_bytes, problem.dtype)
         self._num_warps = warps_of_head(configuration["num_warps"], head_bytes)
-        self._num_stages = configuration["stages"]
+        self._num_stages = 1 if is_wide else configuration["stages"]
         self._max_splits = min(16, configuration["max_splits"]) if is_wide else configuration["max_splits"]
         self._precision = dot_precision(architecture)
         self._pdl = starts_early(architecture, configuration)
