@@ -172,6 +172,31 @@ def _triton_quantize_fp8(profile: DeviceProfile, problem: Problem, services: Ser
     return TritonQuantizeFp8(configuration("quantize_fp8", profile.capability))
 
 
+def _triton_norm_linear(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.fused_linears import TritonNormLinear
+
+    return TritonNormLinear(configuration("norm_linear", profile.capability), profile.capability.architecture)
+
+
+def _triton_norm_gate_up(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.fused_linears import TritonNormGateUp
+
+    return TritonNormGateUp(configuration("norm_gate_up", profile.capability), profile.capability.architecture)
+
+
+def _triton_linear_add(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.fused_linears import TritonLinearAdd
+
+    return TritonLinearAdd(configuration("linear_add", profile.capability), profile.capability.architecture)
+
+
+def _triton_decode_attention(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .in_triton.decode_attention import TritonDecodeAttention
+
+    chosen = configuration("decode_attention", profile.capability)
+    return TritonDecodeAttention(chosen, profile, problem, services.device)
+
+
 def _gathered_attention(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_torch.gathered_attention import gathered_attention
 
@@ -248,6 +273,30 @@ def _plain_quantize_fp8(profile: DeviceProfile, problem: Problem, services: Serv
     from .reference.quantize_fp8 import quantize_fp8
 
     return FunctionKernel(quantize_fp8)
+
+
+def _plain_norm_linear(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .reference.fused_linears import norm_linear
+
+    return FunctionKernel(norm_linear)
+
+
+def _plain_norm_gate_up(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .reference.fused_linears import norm_gate_up
+
+    return FunctionKernel(norm_gate_up)
+
+
+def _plain_linear_add(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .reference.fused_linears import linear_add
+
+    return FunctionKernel(linear_add)
+
+
+def _plain_decode_attention(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+    from .reference.decode_attention import decode_attention
+
+    return FunctionKernel(decode_attention)
 
 
 _FLOATS = frozenset({"float32", "bfloat16", "float16"})
@@ -359,4 +408,20 @@ CATALOG: tuple[Implementation, ...] = (
     _plain("token_logprobs", _plain_token_logprobs),
     _triton("quantize_fp8", _triton_quantize_fp8, features=frozenset({Feature.FP8_E4M3})),
     _plain("quantize_fp8", _plain_quantize_fp8),
+    _triton("norm_linear", _triton_norm_linear),
+    _plain("norm_linear", _plain_norm_linear),
+    _triton("norm_gate_up", _triton_norm_gate_up),
+    _plain("norm_gate_up", _plain_norm_gate_up),
+    _triton("linear_add", _triton_linear_add),
+    _plain("linear_add", _plain_linear_add),
+    _triton(
+        "decode_attention",
+        _triton_decode_attention,
+        max_head_dim=256,
+        same_kv_dtype=True,
+        not_offered=dict.fromkeys(
+            ("gfx1100", "gfx1201"), "keys and values asked for early take more registers than it has"
+        ),
+    ),
+    _plain("decode_attention", _plain_decode_attention),
 )

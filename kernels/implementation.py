@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..ipc.facts import AttentionStrategy, DeviceProfile, Feature, Problem
 
@@ -204,6 +204,17 @@ class Packed(Protocol):
 
     @property
     def num_bytes(self) -> int: ...
+
+
+class PlainWeight(NamedTuple):
+    """A `Packed` weight as the checkpoint has it: `[N, K]`, and its bias `[N]`."""
+
+    weight_NK: torch.Tensor
+    bias_N: torch.Tensor | None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight_NK.nbytes + (0 if self.bias_N is None else self.bias_N.nbytes)
 
 
 class LinearKernel(Kernel, Protocol):

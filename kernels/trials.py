@@ -5,6 +5,7 @@ Deterministic: the same problem gives the same numbers. Inputs are made on the C
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -262,6 +263,89 @@ def _quantize_fp8(problem: Problem, generator: torch.Generator, *, is_static: bo
     return Trial(arguments=arguments, written=(0,) if is_static else (0, 1), tolerance=0.0)
 
 
+def _norm_linear(problem: Problem, generator: torch.Generator, *, num_tokens: int, has_bias: bool) -> Trial:
+    """Also of a number of outputs that no program's rows divide."""
+    dtype, hidden_size = DTYPES[problem.dtype], problem.hidden_size
+    norm_weight, weight = _randn(generator, dtype, hidden_size), _weight(generator, dtype, 75, hidden_size)
+    bias = _randn(generator, dtype, 75) if has_bias else None
+    residual = torch.randn(num_tokens, hidden_size, generator=generator)
+    arguments = (torch.empty(num_tokens, 75), residual, norm_weight, weight, bias, 1e-6)
+    return Trial(arguments=arguments, written=(0,), tolerance=_tolerance(problem))
+
+
+def _norm_gate_up(problem: Problem, generator: torch.Generator, *, num_tokens: int, has_bias: bool) -> Trial:
+    trial = _norm_linear(problem, generator, num_tokens=num_tokens, has_bias=has_bias)
+    dtype, (_, residual, norm_weight, _, _, eps) = DTYPES[problem.dtype], trial.arguments
+    weight = _weight(generator, dtype, 74, problem.hidden_size)
+    bias = _randn(generator, dtype, 74) if has_bias else None
+    arguments = (torch.empty(num_tokens, 37), residual, norm_weight, weight, bias, eps)
+    return Trial(arguments=arguments, written=(0,), tolerance=trial.tolerance)
+
+
+def _add_attended(problem: Problem, generator: torch.Generator, *, num_tokens: int, has_bias: bool) -> Trial:
+    return _linear_add(problem, generator, problem.num_heads * problem.head_dim, num_tokens, has_bias=has_bias)
+
+
+def _add_activated(problem: Problem, generator: torch.Generator, *, num_tokens: int, has_bias: bool) -> Trial:
+    return _linear_add(problem, generator, problem.intermediate_size, num_tokens, has_bias=has_bias)
+
+
+def _linear_add(
+    problem: Problem, generator: torch.Generator, num_inputs: int, num_tokens: int, *, has_bias: bool
+) -> Trial:
+    dtype = DTYPES[problem.dtype]
+    x, residual = (torch.randn(num_tokens, size, generator=generator) for size in (num_inputs, 75))
+    bias = _randn(generator, dtype, 75) if has_bias else None
+    arguments = (residual, x, _weight(generator, dtype, 75, num_inputs), bias)
+    return Trial(arguments=arguments, written=(0,), tolerance=_tolerance(problem))
+
+
+def _weight(generator: torch.Generator, dtype: torch.dtype, num_outputs: int, num_inputs: int) -> torch.Tensor:
+    return (torch.randn(num_outputs, num_inputs, generator=generator) / math.sqrt(num_inputs)).to(dtype)
+
+
+def _decode_layer(
+    problem: Problem, generator: torch.Generator, positions: tuple[int, ...], *, has_norms: bool
+) -> Trial:
+    """Over a shuffled block table whose rows are more and in another order; a token at position 0 is padding. Slots
+    that no position before a token's own has hold NaN.
+    """
+    dtype, head_dim, block_size = DTYPES[problem.dtype], problem.head_dim, problem.block_size
+    num_tokens, heads, kv_heads = len(positions), problem.num_heads, problem.num_kv_heads
+    width = max(positions) // block_size + 2
+    num_rows = num_tokens + 2
+    num_blocks = num_rows * width + 1
+    tables = torch.randperm(num_blocks, generator=generator)[: num_rows * width].view(num_rows, width).to(torch.int32)
+    rows = torch.randperm(num_rows, generator=generator)[:num_tokens]
+    k_cache, v_cache = (_randn(generator, dtype, num_blocks, block_size, kv_heads, head_dim) for _ in range(2))
+    _spoil_unused(tables[rows].long(), positions, block_size, k_cache, v_cache)
+    places = torch.tensor(positions, dtype=torch.int32)
+    slots = tables[rows, places // block_size] * block_size + places % block_size
+    slots[places == 0] = -1
+    angles = torch.rand(max(positions) + 1, (problem.rotary_dim or head_dim) // 2, generator=generator) * 6.3
+    arguments = (
+        torch.empty(num_tokens, heads * head_dim),
+        torch.randn(num_tokens, (heads + 2 * kv_heads) * head_dim, generator=generator),
+        places,
+        slots,
+        torch.cat((angles.cos(), angles.sin()), dim=-1),
+        k_cache,
+        v_cache,
+        *((_randn(generator, dtype, head_dim) for _ in range(2)) if has_norms else (None, None)),
+        1e-6,
+        tables,
+        rows.to(torch.int32),
+        head_dim**-0.5,
+        24 if head_dim % 32 else 0,
+    )
+    return Trial(arguments=arguments, written=(0, 5, 6), tolerance=_tolerance(problem))
+
+
+def _one_and_two(maker: Callable[..., Trial]) -> tuple[Callable[[Problem, torch.Generator], Trial], ...]:
+    """Of one token, and of two with a bias."""
+    return partial(maker, num_tokens=1, has_bias=False), partial(maker, num_tokens=2, has_bias=True)
+
+
 _MAKERS: dict[str, tuple[Callable[[Problem, torch.Generator], Trial], ...]] = {
     "embed": (_embed,),
     "rms_norm": (_rms_norm,),
@@ -280,4 +364,11 @@ _MAKERS: dict[str, tuple[Callable[[Problem, torch.Generator], Trial], ...]] = {
     "apply_penalties": (_apply_penalties,),
     "token_logprobs": (_token_logprobs,),
     "quantize_fp8": (partial(_quantize_fp8, is_static=False), partial(_quantize_fp8, is_static=True)),
+    "norm_linear": _one_and_two(_norm_linear),
+    "norm_gate_up": _one_and_two(_norm_gate_up),
+    "linear_add": (*_one_and_two(_add_attended), *_one_and_two(_add_activated)),
+    "decode_attention": (
+        partial(_decode_layer, positions=(290,), has_norms=True),
+        partial(_decode_layer, positions=(33, 0), has_norms=False),
+    ),
 }

@@ -20,6 +20,7 @@ from trimaran.kernels.reference.logprobs import token_logprobs
 from trimaran.kernels.reference.philox import random_words
 from trimaran.kernels.reference.quantize_fp8 import quantize_fp8
 from trimaran.kernels.reference.sample import greedy_sample, gumbel, sample
+from trimaran.kernels.trials import Trial, _decode_layer, disagreement, meddling
 
 PROBLEM = Problem(dtype="float32", kv_dtype="float32", head_dim=64, num_heads=4, num_kv_heads=2, block_size=16)
 
@@ -247,8 +248,89 @@ def long_contexts(device: str, profile: DeviceProfile, name: str, window: int) -
     return ""
 
 
+def fused_linears(device: str, profile: DeviceProfile) -> str:
+    """One to four tokens; rows of one tile and of several, with a masked last one and without; outputs that a program's
+    rows divide and others; with a bias and without; other dtypes of residual and output.
+    """
+    generator = torch.Generator().manual_seed(6)
+    narrow = {name: {"block_k": 128} for name in ("norm_linear", "norm_gate_up", "linear_add")}
+    for best, num_inputs, num_outputs in (({}, 96, 8), ({}, 3072, 12), (narrow, 384, 6), (narrow, 420, 16)):
+        local = replace(profile, capability=replace(profile.capability, best=best))
+        for num_tokens in (1, 2, 3, 4):
+            has_bias = num_tokens % 2 == 0
+            norm = torch.randn(num_inputs, generator=generator)
+            weight = torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5
+            bias = torch.randn(num_outputs, generator=generator) if has_bias else None
+            dtype = torch.bfloat16 if num_tokens == 3 else torch.float32
+            x = torch.randn(num_tokens, num_inputs, generator=generator).to(dtype)
+            residual = torch.randn(num_tokens, num_outputs, generator=generator)
+            calls: dict[str, tuple[Any, ...]] = {
+                "norm_linear": (torch.empty(num_tokens, num_outputs), x, norm, weight, bias, 1e-6),
+                "norm_gate_up": (torch.empty(num_tokens, num_outputs // 2, dtype=dtype), x, norm, weight, bias, 1e-6),
+                "linear_add": (residual, x, weight, bias),
+            }
+            for name, arguments in calls.items():
+                trial = Trial(arguments=arguments, written=(0,), tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5)
+                wrong = differs(name, device, local, trial, PROBLEM)
+                if wrong:
+                    return f"{num_tokens} tokens, weight {num_outputs} x {num_inputs}, {best}: {wrong}"
+    return ""
+
+
+def decode_attentions(device: str, profile: DeviceProfile) -> str:
+    """One to four sequences of all lengths around tiles and shares, padding among them; few and many parts."""
+    cases: tuple[tuple[tuple[int, ...], int, dict[str, Any], bool, int], ...] = (
+        ((0, 2), 32, {}, True, 0),
+        ((1,), 1, {}, True, 0),
+        ((15, 16), 4, {}, False, 0),
+        ((17, 0, 64), 32, {"head_dim": 80, "num_heads": 14}, True, 0),
+        ((500, 63, 0, 129), 32, {"rotary_dim": 20}, True, 0),
+        ((500, 63, 0, 129), 8, {"num_heads": 2}, False, 100),
+        ((700,), 32, {"head_dim": 128, "rotary_dim": 64, "num_heads": 6}, True, 0),
+        ((700,), 4, {"head_dim": 256, "block_size": 8}, True, 33),
+        ((333, 1), 2, {"head_dim": 96, "block_size": 64, "num_heads": 40}, False, 17),
+    )
+    for positions, max_splits, sizes, has_norms, window in cases:
+        problem = replace(PROBLEM, **sizes)
+        best = {"decode_attention": {"keys": 16, "max_splits": max_splits}}
+        local = replace(profile, capability=replace(profile.capability, best=best))
+        made = _decode_layer(problem, torch.Generator().manual_seed(8), positions, has_norms=has_norms)
+        trial = Trial(arguments=(*made.arguments[:-1], window), written=made.written, tolerance=2e-5)
+        wrong = differs("decode_attention", device, local, trial, problem)
+        if wrong:
+            return f"{positions}, {max_splits} parts, {sizes}, window {window}: {wrong}"
+    return ""
+
+
+def differs(name: str, device: str, profile: DeviceProfile, trial: Trial, problem: Problem) -> str | None:
+    """Called twice: what a kernel keeps between calls must be as it was."""
+    kernel = loaded(f"triton_{name}", profile, device, problem)
+    reference = next(each for each in CATALOG if each.name == f"plain_{name}").load(profile, problem, Services())
+    for _ in range(2):
+        ours, expected = trial.copy(), trial.copy()
+        moved = tuple(a.to(device) if isinstance(a, torch.Tensor) else a for a in ours.arguments)
+        ours = Trial(arguments=moved, written=trial.written, tolerance=trial.tolerance)
+        kernel(*ours.arguments)
+        reference(*expected.arguments)
+        reason = disagreement(name, ours, expected) or meddling(name, ours, expected)
+        if reason is not None:
+            return reason
+    return None
+
+
 CHECKS: dict[str, Callable[[str, DeviceProfile], str]] = {
     check.__name__: check
-    for check in (draws, sampled_rows, drawn_in_parts, greedy_rows, ranks_and_tops, every_bfloat16, wide_rows, linears)
+    for check in (
+        draws,
+        sampled_rows,
+        drawn_in_parts,
+        greedy_rows,
+        ranks_and_tops,
+        every_bfloat16,
+        wide_rows,
+        linears,
+        fused_linears,
+        decode_attentions,
+    )
 }
 ATTENTIONS = tuple(f"triton_paged_attention_{name}" for name in ("tiled", "bulk", "lean"))

@@ -118,6 +118,12 @@ _LINEAR = {dtype: _DTYPES[dtype] for dtype in ("bfloat16", "float32")} | {
     )
 }
 _LOGITS = {"float32 logits": _LLAMA}
+_SMALL = _problem("bfloat16", hidden_size=1024, intermediate_size=3072, num_heads=16, block_size=16, vocab_size=151936)
+_FUSED = _DTYPES | {"bfloat16, small model": _SMALL, "bfloat16, 5120 channels": _problem("bfloat16", hidden_size=5120)}
+_DECODE = _ATTENTION | {
+    "bfloat16, 16 heads": _SMALL,
+    "bfloat16, partial": _problem("bfloat16", head_dim=96, rotary_dim=32),
+}
 SETTINGS: dict[str, dict[str, Problem]] = {
     "embed": _DTYPES,
     "rms_norm": _WIDE,
@@ -131,6 +137,10 @@ SETTINGS: dict[str, dict[str, Problem]] = {
     "apply_penalties": _LOGITS,
     "token_logprobs": _LOGITS,
     "quantize_fp8": _WIDE,
+    "norm_linear": _FUSED,
+    "norm_gate_up": _FUSED,
+    "linear_add": _FUSED,
+    "decode_attention": _DECODE,
 }
 """Kernel -> the problems it is compiled for: dtypes, head sizes that change tiles, paths that a size switches."""
 

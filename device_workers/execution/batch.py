@@ -228,6 +228,7 @@ class BatchBuilder:
             rows=rows[:num_sequences],
             query_starts=query_starts[: num_sequences + 1],
             kv_lengths=kv_lengths[:num_sequences],
+            is_decode=size.is_decode,
         )
 
     def sampled(self, size: StepSize) -> tuple[torch.Tensor, torch.Tensor]:

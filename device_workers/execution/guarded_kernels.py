@@ -20,7 +20,7 @@ from ..memory.exhaustion import is_exhaustion
 
 PACKED = ("linear",)
 """Their weights are packed for the implementation that serves: another one could not read them."""
-IN_PLACE = ("fused_add_rms_norm", "apply_penalties")
+IN_PLACE = ("fused_add_rms_norm", "apply_penalties", "linear_add")
 
 log = logging.getLogger("trimaran.worker")
 

@@ -27,6 +27,7 @@ from ..memory.staging import HostLink, Readback, TurningBuffers
 from ..models.config import ModelConfig
 from ..models.decoder import Activations, Decoder, DecoderKernels, StepTensors, WeightReader
 from ..models.facts import KERNELS, kernel_problem
+from ..models.fused_decode import FusedKernels
 from ..models.sharding import Shard
 from ..platforms.contract import Backend, Clause
 from ..weights.source import OnBytes, WeightSource
@@ -99,7 +100,7 @@ class TensorEngine:
         )
         self._link = HostLink(parts.backend)
         self._batch: Batch | None = None
-        self._hidden: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._hidden: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._logits: torch.Tensor | None = None
         self._clock = StepClock()
 
@@ -155,6 +156,7 @@ class TensorEngine:
             settled.max_model_len,
             parts.communicator,
             self._device,
+            self._fused_kernels(),
         )
         max_blocks = -(-settled.max_model_len // settled.block_size)
         self._table = RowTable(max_blocks, max_sequences)
@@ -179,6 +181,14 @@ class TensorEngine:
             block_size=settled.block_size,
             dtype=DTYPES[self.model.kv_dtype],
         )
+
+    def _fused_kernels(self) -> FusedKernels | None:
+        """None where the plain references would have to serve: they are slower than the ordinary path."""
+        names, registry = FusedKernels.__dataclass_fields__, self._parts.registry
+        chosen = {resolution.kernel: resolution.chosen for resolution in self._kernels.resolutions}
+        if any(chosen[name] == registry.chain(name)[-1].name for name in names):
+            return None
+        return FusedKernels(**{name: self._kernels[name] for name in names})
 
     def _plan_memory(self) -> MemoryPlan:
         parts, memory = self._parts, self._parts.backend.memory_facts()
@@ -243,7 +253,7 @@ class TensorEngine:
         tokens, (places, rows) = self._tokens[: size.num_sequences], self._builder.sampled(size)
         residual, delta = self._decoder.forward(self._builder.tensors(size), self._cache.layers, lambda: None)
         if not size.is_decode:
-            residual, delta = residual[places], delta[places]
+            residual, delta = residual[places], None if delta is None else delta[places]
         self._kernels["greedy_sample"](tokens, self._decoder.logits(residual, delta), self._parts.num_sampled_ids)
         self._builder.last_tokens.index_copy_(0, rows, tokens)
 
@@ -254,7 +264,9 @@ class TensorEngine:
             return f"{Clause.GRAPH_CAPTURE}: {self._parts.graph_refusal}"
         if self._parts.communicator is not None:
             return "collectives between ranks cannot be recorded"
-        eager = [name for name in DecoderKernels.__dataclass_fields__ if not self._kernels[name].capturable]
+        fused = FusedKernels.__dataclass_fields__ if self._decoder.fuses_decodes else {}
+        names = (*DecoderKernels.__dataclass_fields__, *fused)
+        eager = [name for name in names if not self._kernels[name].capturable]
         return f"not capturable: {', '.join(eager)}" if eager else None
 
     # -- steps
@@ -287,12 +299,12 @@ class TensorEngine:
             self._hidden = self._forward_eagerly(size)
         else:
             graph.replay(size.num_tokens, size.num_sequences, self.progress.counter)
-            self._hidden = self._activations.hidden(size.num_tokens)
+            self._hidden = self._decoder.hidden(size.num_tokens, is_decode=size.is_decode)
             if self._graphs.hold_tokens:
                 self._logits = self._activations.logits_RV[: size.num_sequences]
 
-    def _forward_eagerly(self, size: StepSize) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states `(residual, delta)`, each `[T, D]`."""
+    def _forward_eagerly(self, size: StepSize) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states `(residual, delta)`, each `[T, D]`; no delta where the decoder's path has none."""
         tensors = self._builder.tensors(size)
         while True:
             try:
@@ -336,7 +348,7 @@ class TensorEngine:
         return sampled
 
     def _recorded_logits(self, batch: Batch) -> torch.Tensor | None:
-        """`[S, V]` where a recording left them in this order: of all sequences if decodes, else of those that sample."""
+        """`[S, V]` where a recording left them in this order: of all decodes, or of those that sample."""
         if self._logits is None or (batch.size.is_decode and len(batch.sampled) < batch.num_sequences):
             return None
         return self._logits[: len(batch.sampled)]
@@ -349,13 +361,17 @@ class TensorEngine:
         residual, delta = self._hidden
         while True:
             try:
-                return self._decoder.logits(residual[index_S], delta[index_S])
+                return self._decoder.logits(residual[index_S], None if delta is None else delta[index_S])
             except KernelReplaced:
                 continue  # from copies of the hidden states, which are whole
 
     def _kernel_changed(self, name: str) -> None:
         """A recording holds the kernels that it was made of."""
-        if self._graphs.are_captured and name in (*DecoderKernels.__dataclass_fields__, "greedy_sample"):
+        is_fused = name in FusedKernels.__dataclass_fields__
+        if is_fused:
+            self._decoder.fuses_decodes = False
+        is_recorded = is_fused or name in DecoderKernels.__dataclass_fields__ or name == "greedy_sample"
+        if self._graphs.are_captured and is_recorded:
             self._graphs.drop()
             reason = f"kernel {name} was replaced while serving"
             self._decide_graphs(Decision(name="graphs", value="eager", reason=reason))

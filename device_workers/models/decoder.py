@@ -14,6 +14,7 @@ import torch
 from ...kernels.implementation import Communicator, Kernel, LinearKernel
 from ..weights.source import WeightSource
 from .config import ModelConfig
+from .fused_decode import MAX_FUSED_TOKENS, FusedDecode, FusedKernels
 from .parameters import EMBEDDING, FINAL_NORM, HEAD, Parameter, layer_name, parameters
 from .rotary import make_cos_sin
 from .sharding import Shard
@@ -72,7 +73,7 @@ class DecoderWeights:
 @dataclass(frozen=True, kw_only=True)
 class StepTensors:
     """What a forward pass reads of a batch. Sequences own consecutive runs of tokens (see the paged attention
-    kernel).
+    kernel); `rows` says which block table is each one's. `is_decode`: one token of each.
     """
 
     token_ids: torch.Tensor
@@ -83,6 +84,7 @@ class StepTensors:
     rows: torch.Tensor
     query_starts: torch.Tensor
     kv_lengths: torch.Tensor
+    is_decode: bool = False
 
 
 class Activations:
@@ -126,7 +128,10 @@ class Activations:
 
 
 class Decoder:
-    """The model on one rank. `forward` writes the cache and the activations; nothing is allocated per layer."""
+    """The model on one rank. `forward` writes the cache and the activations; nothing is allocated per layer.
+
+    With `fused` kernels, decodes of a few tokens take a path of their own: their hidden states have no delta.
+    """
 
     def __init__(
         self,
@@ -138,6 +143,7 @@ class Decoder:
         max_positions: int,
         communicator: Communicator | None,
         device: torch.device,
+        fused: FusedKernels | None = None,
     ) -> None:
         self.config = config
         self.shard = shard
@@ -146,18 +152,48 @@ class Decoder:
         self._activations = activations
         self._cos_sin = make_cos_sin(config.rotary, max_positions).to(device)
         self._communicator = communicator
+        self._fused: FusedDecode | None = None
+        if fused is not None and communicator is None and FusedDecode.can_read(weights):
+            self._fused = FusedDecode(config, shard, weights, fused, self._cos_sin, device)
+        self.fuses_decodes = self._fused is not None
+        """May be set to False: later passes then take the ordinary path."""
+
+    def _path(self, num_tokens: int, *, is_decode: bool) -> FusedDecode | None:
+        """The fused path, if steps like this take it."""
+        takes = self.fuses_decodes and is_decode and 1 <= num_tokens <= MAX_FUSED_TOKENS
+        return self._fused if takes else None
+
+    def hidden(self, num_tokens: int, *, is_decode: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Where `forward` leaves the hidden states of a step: for replays of a recorded one."""
+        fused = self._path(num_tokens, is_decode=is_decode)
+        return self._activations.hidden(num_tokens) if fused is None else (fused.residual(num_tokens), None)
 
     def forward(
         self,
         batch: StepTensors,
         cache: tuple[tuple[torch.Tensor, torch.Tensor], ...],
         on_layer: Callable[[], None],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run all layers. Returns views `(residual [T, D], delta [T, D])`, whose sum is the last hidden state."""
+        fused = self._path(batch.token_ids.shape[0], is_decode=batch.is_decode)
+        if fused is None:
+            return self._forward(batch, cache, on_layer)
+        self._embed(fused.residual(batch.token_ids.shape[0]), batch)
+        return fused.forward(batch, cache, on_layer), None
+
+    def _embed(self, out_TD: torch.Tensor, batch: StepTensors) -> None:
+        self._kernels.embed(out_TD, batch.token_ids, batch.last_tokens, self._weights.embedding, self.shard.vocab_begin)
+
+    def _forward(
+        self,
+        batch: StepTensors,
+        cache: tuple[tuple[torch.Tensor, torch.Tensor], ...],
+        on_layer: Callable[[], None],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         kernels, eps = self._kernels, self.config.rms_norm_eps
         act = self._activations.first(batch.token_ids.shape[0])
         residual, normed, delta = act["residual"], act["normed"], act["delta"]
-        kernels.embed(residual, batch.token_ids, batch.last_tokens, self._weights.embedding, self.shard.vocab_begin)
+        self._embed(residual, batch)
         self._sum_over_ranks(residual)
         for index, layer in enumerate(self._weights.layers):
             if index == 0:
@@ -210,11 +246,16 @@ class Decoder:
         kernels.linear(act["delta"], act["attended"].flatten(1), layer.output)
         self._sum_over_ranks(act["delta"])
 
-    def logits(self, residual_RD: torch.Tensor, delta_RD: torch.Tensor) -> torch.Tensor:
+    def logits(self, residual_RD: torch.Tensor, delta_RD: torch.Tensor | None) -> torch.Tensor:
         """Float32 `[R, V]` of the hidden states `residual + delta`, the same on every rank; valid until the next call.
 
         Overwrites `residual_RD`. R is at most the number of rows the activations were made for.
         """
+        if delta_RD is None:
+            assert self._fused is not None
+            logits_RV = self._activations.logits_RV[: residual_RD.shape[0]]
+            self._fused.logits(logits_RV, residual_RD)
+            return logits_RV
         normed = torch.empty_like(delta_RD)
         self._kernels.fused_add_rms_norm(
             normed, residual_RD, delta_RD, self._weights.final_norm, self.config.rms_norm_eps

@@ -11,6 +11,10 @@ Of `linear`: a program owns whole rows of a weight for up to `gemv_tokens` token
 no more than `small_size` numbers), and matrix units take up to 16 where it has no more than `dot_size`, or is a head of
 at least `head_outputs` rows; `programs` is how many of them a multiprocessor should get before inputs are shared out;
 `tile` counts the inputs (of 16 bits) that a program takes at once.
+
+Of the fused linears: `rows` of the weight that a program owns, and its `num_warps`, 0 for what `rows_and_warps` says of
+the weight's size; `block_k` inputs of a tile at most; `pdl` 1: programs start before the kernel ahead of them has
+ended, where the device can do that.
 """
 
 from __future__ import annotations
@@ -66,10 +70,15 @@ _DEFAULTS: dict[str, Configuration] = {
     "apply_penalties": {"block": 1024, "num_warps": 4},
     "token_logprobs": {"block": 2048, "num_warps": 8},
     "quantize_fp8": {"block": 16384, "num_warps": 8},
+    "norm_linear": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
+    "norm_gate_up": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
+    "linear_add": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
+    "decode_attention": {"keys": 64, "num_warps": 4, "stages": 2, "max_splits": 32, "pdl": 0},
 }
 
 _RDNA_TILES = {"tile_rows": 32, "tile_keys": 32, "tile_warps": 8, "tile_stages": 1}
 _WITHOUT_WARP_GROUPS = ("sm_80", "sm_86", "sm_89", "sm_120")
+_EARLY_START: dict[str, Configuration] = {architecture: {"pdl": 1} for architecture in ("sm_90", "sm_100", "sm_120")}
 _ROWS: dict[str, dict[str, Configuration]] = {
     "paged_attention_tiled": {
         **{architecture: {"tile_keys": 32} for architecture in _WITHOUT_WARP_GROUPS},
@@ -86,6 +95,13 @@ _ROWS: dict[str, dict[str, Configuration]] = {
         for size in ("small", "middle", "large", "huge")
     },
     "sample": {"cdna": {"block": 512, "weighed": 256, "num_warps": 4}},
+    "norm_linear": _EARLY_START,
+    "norm_gate_up": _EARLY_START,
+    "linear_add": {**_EARLY_START, "sm_100": {"num_warps": 8, "pdl": 1}, "rdna": {"rows": 2, "num_warps": 8}},
+    "decode_attention": {
+        **_EARLY_START,
+        "sm_90": {"keys": 128, "num_warps": 8, "stages": 3, "pdl": 1},
+    },
 }
 """Kernel -> architecture or family -> what differs from the default."""
 
@@ -111,6 +127,10 @@ def configuration(name: str, capability: DeviceCapability) -> dict[str, int]:
 def _check(name: str, field: str, value: int, default: Configuration) -> None:
     if field not in default:
         raise ValueError(f"capability.best.{name} has no field {field}; there are {', '.join(default)}")
+    if field == "pdl":
+        if value not in (0, 1):
+            raise ValueError(f"capability.best.{name}.pdl is {value}: give 0 or 1")
+        return
     is_count = field.endswith(("_stages", "_tokens")) or field in ("max_splits", "programs")
     if value < 1 or (not is_count and value & (value - 1)):
         wanted = "a positive number" if is_count else "a power of two"
@@ -155,6 +175,41 @@ def dot_of_weight(
     return blocks[f"linear_dot_{name}"]
 
 
+_ROWS_AND_WARPS: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "norm_linear": ((1 << 15, 1 << 10, 4, 1), (1 << 60, 1 << 10, 16, 8), (1 << 60, 1 << 60, 4, 4)),
+    "norm_gate_up": ((1 << 60, 1 << 10, 2, 2), (1 << 60, 1 << 60, 2, 4)),
+    "linear_add": (
+        (1 << 60, 1 << 11, 4, 2),
+        (1 << 60, 3 << 10, 8, 8),
+        (1 << 60, 1 << 13, 4, 8),
+        (1 << 60, 1 << 60, 4, 4),
+    ),
+}
+"""Kernel -> (outputs up to, inputs up to, rows, warps), the first that fits. Measured on an H200 in bfloat16 with one
+token and an early start, over whole decode steps of the shapes of Qwen3-0.6B and Llama-3.1-8B; others take those of the
+next size measured.
+"""
+
+
+def rows_and_warps(name: str, num_outputs: int, num_inputs: int, chosen: Configuration) -> tuple[int, int]:
+    """How many rows of a weight `[num_outputs, num_inputs]` one program of a fused linear owns, and its warps: what the
+    configuration says, or what suits the size."""
+    suited = next(
+        (rows, warps)
+        for most_outputs, most_inputs, rows, warps in _ROWS_AND_WARPS[name]
+        if num_outputs <= most_outputs and num_inputs <= most_inputs
+    )
+    return chosen["rows"] or suited[0], chosen["num_warps"] or suited[1]
+
+
+def starts_early(architecture: str, chosen: Configuration) -> bool:
+    """Whether a kernel's programs start before the kernel ahead of them has ended (programmatic dependent launch):
+    NVIDIA's from Hopper on can, and only where the configuration asks for it.
+    """
+    can = family(architecture) == "nvidia" and int(architecture.removeprefix("sm_")) >= 90
+    return can and chosen["pdl"] == 1
+
+
 def keys_of_head(num_keys: int, head_bytes: int, dtype: str) -> int:
     """How many cached positions a program takes when a (padded) head has `head_bytes`: fewer for a large head, no more
     than 32 in float32, whose products take several passes; 16 at the least.
@@ -171,13 +226,13 @@ def rows_of_head(num_rows: int, head_bytes: int, dtype: str) -> int:
 _MATRIX_FLOAT32 = ("nvidia", "cdna")
 """Families with matrix units that take float32, whole or in three passes."""
 
-_WIDE_BYTES = 1024
+WIDE_BYTES = 1024
 """From here on a (padded) head is wide: float32 of more than 128 channels."""
 
 
 def warps_of_head(num_warps: int, head_bytes: int) -> int:
     """At least eight for a wide head, whose sums and values must find room in registers."""
-    return max(8, num_warps) if head_bytes >= _WIDE_BYTES else num_warps
+    return max(8, num_warps) if head_bytes >= WIDE_BYTES else num_warps
 
 
 def channels_of_chunk(architecture: str, num_channels: int, head_bytes: int, dtype: str) -> int:
@@ -186,7 +241,7 @@ def channels_of_chunk(architecture: str, num_channels: int, head_bytes: int, dty
     Without matrix units for float32 a thread holds whole rows and columns of the factors, so fewer still.
     """
     if family(architecture) in _MATRIX_FLOAT32:
-        return num_channels if head_bytes < _WIDE_BYTES else 64
+        return num_channels if head_bytes < WIDE_BYTES else 64
     return num_channels if dtype != "float32" else min(32, num_channels)
 
 

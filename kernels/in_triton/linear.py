@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ...ipc.facts import DeviceCapability
-from ..reference.linear import PlainWeight
+from ..implementation import PlainWeight
 from .configurations import Configuration, dot_of_weight, gemv_of_weight, linear_blocks
 from .launching import TritonKernel, next_power_of_two
 

@@ -1,19 +1,10 @@
 """Matrix product with a weight. T tokens, K inputs, N outputs."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-
-class PlainWeight(NamedTuple):
-    """A weight as the checkpoint has it: `[N, K]`, and its bias `[N]`."""
-
-    weight_NK: torch.Tensor
-    bias_N: torch.Tensor | None
-
-    @property
-    def num_bytes(self) -> int:
-        return self.weight_NK.nbytes + (0 if self.bias_N is None else self.bias_N.nbytes)
+from ..implementation import PlainWeight
 
 
 class ReferenceLinear:

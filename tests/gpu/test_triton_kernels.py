@@ -26,7 +26,8 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
 ]
 TRITON = [implementation for implementation in CATALOG if implementation.name.startswith("triton_")]
-ATTENTIONS = [implementation for implementation in TRITON if implementation.kernel == "paged_attention"]
+PAGED = [implementation for implementation in TRITON if implementation.kernel == "paged_attention"]
+ATTENTIONS = [*PAGED, *(implementation for implementation in TRITON if implementation.kernel == "decode_attention")]
 DTYPES = ("float32", "float16", "bfloat16")
 HEAD_DIMS = (32, 40, 64, 80, 96, 112, 128, 160, 192, 256)
 REFERENCES = {kernel: Registry(CATALOG).chain(kernel)[-1] for kernel in Registry(CATALOG).kernels}
@@ -99,7 +100,7 @@ def test_block_sizes_and_groups(implementation: Implementation, block_size: int,
 
 
 @pytest.mark.parametrize("window", [0, 100])
-@pytest.mark.parametrize("implementation", ATTENTIONS, ids=named)
+@pytest.mark.parametrize("implementation", PAGED, ids=named)
 def test_long_contexts(implementation: Implementation, window: int, profile: DeviceProfile) -> None:
     from ..triton_checks import PROBLEM, long_contexts
 
@@ -119,6 +120,8 @@ def test_long_contexts(implementation: Implementation, window: int, profile: Dev
         "every_bfloat16",
         "wide_rows",
         "linears",
+        "fused_linears",
+        "decode_attentions",
     ],
 )
 def test_exactness(check: str, profile: DeviceProfile) -> None:
@@ -146,6 +149,7 @@ def test_replays_of_a_recorded_call_equal_the_call(implementation: Implementatio
         if not kernel.capturable:
             pytest.skip("not capturable")
         called = fresh.copy()
+        torch.cuda.synchronize()
         run_trial(implementation.kernel, kernel, called.arguments)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -175,4 +179,105 @@ def warmed(implementation: Implementation, profile: DeviceProfile) -> Iterator[t
     kernel: Any = implementation.load(profile, problem, Services(device=DEVICE))
     for trial in make_trials(implementation.kernel, problem, DEVICE):
         run_trial(implementation.kernel, kernel, trial.copy().arguments)
-        yield trial, kernel, trial.copy()
+        ours = trial.copy()
+        torch.cuda.synchronize()  # a kernel that starts early may read inputs before the copies have ended
+        yield trial, kernel, ours
+
+
+# -- fused layers of a decode
+
+
+SMALL = {"hidden_size": 1024, "intermediate_size": 3072, "vocab_size": 40_000}
+NUM_LAYERS = 4
+
+
+class FusedChain:
+    """Layers of Qwen3-0.6B's shape and a head, with random weights, as the decoder calls them."""
+
+    def __init__(self, profile: DeviceProfile, positions: tuple[int, ...], *, pdl: int) -> None:
+        problem = Problem(
+            dtype="bfloat16", kv_dtype="bfloat16", head_dim=128, num_heads=16, num_kv_heads=8, block_size=16, **SMALL
+        )
+        names = ("norm_linear", "norm_gate_up", "linear_add", "decode_attention")
+        best = {name: {"pdl": pdl} for name in names}
+        profile = replace(profile, capability=replace(profile.capability, best=best))
+        chosen = {each.kernel: each for each in TRITON}
+        self.kernels: Any = {name: chosen[name].load(profile, problem, Services(device=DEVICE)) for name in names}
+        torch.manual_seed(5)
+        num_tokens, width = len(positions), max(positions) // 16 + 1
+
+        def weight(*shape: int) -> torch.Tensor:
+            return (torch.randn(*shape, device=DEVICE) / shape[-1] ** 0.5).bfloat16()
+
+        self.layers = [
+            {
+                "qkv": weight(4096, 1024),
+                "output": weight(1024, 2048),
+                "gate_up": weight(6144, 1024),
+                "down": weight(1024, 3072),
+                "norms": [1 + weight(size) for size in (1024, 1024, 128, 128)],
+                "cache": [torch.randn(num_tokens * width, 16, 8, 128, device=DEVICE).bfloat16() for _ in range(2)],
+            }
+            for _ in range(NUM_LAYERS)
+        ]
+        self.head, self.final_norm = weight(SMALL["vocab_size"], 1024), 1 + weight(1024)
+        places = torch.tensor(positions, dtype=torch.int32)
+        tables = torch.randperm(num_tokens * width).view(num_tokens, width).int()
+        slots = tables[torch.arange(num_tokens), places // 16] * 16 + places % 16
+        rows = torch.arange(num_tokens, dtype=torch.int32)
+        self.step = [tensor.int().to(DEVICE) for tensor in (places, slots, tables, rows)]
+        angles = torch.rand(max(positions) + 1, 64, device=DEVICE) * 6.3
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        self.embedded = torch.randn(num_tokens, 1024, device=DEVICE)
+        sizes = (1024, 4096, 2048, 3072, SMALL["vocab_size"])
+        self.residual, self.qkv, self.attended, self.activated, self.logits = (
+            torch.full((num_tokens, size), float("nan"), device=DEVICE) for size in sizes
+        )
+        torch.cuda.synchronize()
+
+    def __call__(self) -> None:
+        """As the decoder does, in the place of whose embedding stands a copy by an ordinary kernel."""
+        places, slots, tables, rows = self.step
+        torch.add(self.embedded, 0.0, out=self.residual)
+        for layer in self.layers:
+            norms: Any = layer["norms"]
+            self.kernels["norm_linear"](self.qkv, self.residual, norms[0], layer["qkv"], None, 1e-6)
+            self.kernels["decode_attention"](
+                *(self.attended, self.qkv, places, slots, self.cos_sin, *layer["cache"], norms[2], norms[3], 1e-6),
+                *(tables, rows, 128**-0.5, 0),
+            )
+            self.kernels["linear_add"](self.residual, self.attended, layer["output"], None)
+            self.kernels["norm_gate_up"](self.activated, self.residual, norms[1], layer["gate_up"], None, 1e-6)
+            self.kernels["linear_add"](self.residual, self.activated, layer["down"], None)
+        self.kernels["norm_linear"](self.logits, self.residual, self.final_norm, self.head, None, 1e-6)
+
+    def recorded(self) -> torch.cuda.CUDAGraph:
+        self()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self()
+        return graph
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("positions", [(0,), (127,), (1023, 5), (4000,), (700, 31, 0, 290)], ids=str)
+def test_a_fused_chain_that_starts_early_gives_the_same_bits(
+    positions: tuple[int, ...], profile: DeviceProfile
+) -> None:
+    """Replayed 200 times: kernels that overlap those ahead of them never read what is not written yet."""
+    for name in ("norm_linear", "decode_attention"):
+        implementation = next(each for each in TRITON if each.kernel == name)
+        if implementation.misfit(profile, make_problem("bfloat16", 128)) is not None:
+            pytest.skip("does not fit")
+    apart, early = (FusedChain(profile, positions, pdl=pdl) for pdl in (0, 1))
+    apart.recorded().replay()
+    torch.cuda.synchronize()
+    assert bool(apart.logits.isfinite().all())
+    graph = early.recorded()
+    for _ in range(200):
+        early.logits.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(early.logits, apart.logits)
+        for ours, theirs in zip(early.layers, apart.layers, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(ours["cache"], theirs["cache"], strict=True))

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 TRITON = [implementation.name for implementation in CATALOG if implementation.name.startswith("triton_")]
 ATTENTIONS = [name for name in TRITON if "attention" in name]
+PAGED = [name for name in ATTENTIONS if "paged" in name]
 BY_DTYPE = [name for name in TRITON if name not in ("triton_greedy_sample", "triton_sample", "triton_token_logprobs")]
 DTYPES = ("float32", "float16", "bfloat16")
 HEAD_DIMS = (32, 40, 64, 80, 96, 112, 128, 160, 192, 256)
@@ -58,13 +59,14 @@ def test_block_sizes_and_groups(name: str, interpreter: Interpreter) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 100])
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", PAGED)
 def test_long_contexts(name: str, window: int, interpreter: Interpreter) -> None:
     assert interpreter.check("long_contexts", name, window) == ""
 
 
 def test_a_part_of_the_head_rotates(interpreter: Interpreter) -> None:
-    assert interpreter.verdict("triton_rotary_and_kv_write", problem("bfloat16", 80, rotary_dim=32)) == ""
+    for name in ("triton_rotary_and_kv_write", "triton_decode_attention"):
+        assert interpreter.verdict(name, problem("bfloat16", 80, rotary_dim=32)) == "", name
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,8 @@ def test_a_part_of_the_head_rotates(interpreter: Interpreter) -> None:
         "every_bfloat16",
         "wide_rows",
         "linears",
+        "fused_linears",
+        "decode_attentions",
     ],
 )
 def test_exactness(check: str, interpreter: Interpreter) -> None:

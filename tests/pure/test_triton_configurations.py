@@ -19,7 +19,9 @@ from trimaran.kernels.in_triton.configurations import (
     keys_of_head,
     linear_blocks,
     register_limit,
+    rows_and_warps,
     rows_of_head,
+    starts_early,
     warps_of_head,
 )
 from trimaran.kernels.registry import Registry
@@ -105,6 +107,34 @@ def test_counts_need_not_be_powers_of_two() -> None:
     assert configuration("paged_attention_tiled", capability("sm_90", paged_attention_tiled=best))["max_splits"] == 24
     with pytest.raises(ValueError, match="give a positive number"):
         configuration("paged_attention_tiled", capability("sm_90", paged_attention_tiled={"decode_stages": 0}))
+
+
+def test_an_early_start_needs_the_hardware_and_the_wish() -> None:
+    def early(architecture: str, **best: dict[str, int]) -> bool:
+        return starts_early(architecture, configuration("norm_linear", capability(architecture, **best)))
+
+    assert [early(name) for name in TARGETS] == [name in ("sm_90", "sm_100", "sm_120") for name in TARGETS]
+    assert not early("sm_90", norm_linear={"pdl": 0})
+    assert not early("sm_89", norm_linear={"pdl": 1})
+    assert not early("interpreter", norm_linear={"pdl": 1})
+    with pytest.raises(ValueError, match="pdl is 2: give 0 or 1"):
+        configuration("norm_linear", capability("sm_90", norm_linear={"pdl": 2}))
+
+
+def test_rows_and_warps_follow_the_weight() -> None:
+    """As measured on whole steps of two models: query-key-value, output, gate and up, down, head."""
+
+    def suited(name: str, num_outputs: int, num_inputs: int, **best: dict[str, int]) -> tuple[int, int]:
+        return rows_and_warps(name, num_outputs, num_inputs, configuration(name, capability("sm_90", **best)))
+
+    assert suited("norm_linear", 4096, 1024) == (4, 1)
+    assert suited("norm_linear", 151936, 1024) == (16, 8)
+    assert suited("norm_gate_up", 3072, 1024) == (2, 2)
+    assert (suited("linear_add", 1024, 2048), suited("linear_add", 1024, 3072)) == ((4, 2), (8, 8))
+    assert (suited("norm_linear", 6144, 4096), suited("norm_linear", 128256, 4096)) == ((4, 4), (4, 4))
+    assert suited("norm_gate_up", 14336, 4096) == (2, 4)
+    assert (suited("linear_add", 4096, 4096), suited("linear_add", 4096, 14336)) == ((4, 8), (4, 4))
+    assert suited("linear_add", 1024, 2048, linear_add={"rows": 16}) == (16, 2)
 
 
 def test_tiles_shrink_with_the_head() -> None:
