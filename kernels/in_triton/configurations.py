@@ -73,7 +73,16 @@ _DEFAULTS: dict[str, Configuration] = {
     "norm_linear": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
     "norm_gate_up": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
     "linear_add": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
-    "decode_attention": {"keys": 64, "num_warps": 4, "stages": 2, "max_splits": 32, "pdl": 0},
+    "decode_attention": {
+        "keys": 64,
+        "warps": 4,
+        "stages": 2,
+        "max_splits": 32,
+        "crowd_keys": 64,
+        "crowd_warps": 2,
+        "crowd_stages": 3,
+        "pdl": 0,
+    },
 }
 
 _RDNA_TILES = {"tile_rows": 32, "tile_keys": 32, "tile_warps": 8, "tile_stages": 1}
@@ -100,7 +109,7 @@ _ROWS: dict[str, dict[str, Configuration]] = {
     "linear_add": {**_EARLY_START, "sm_100": {"num_warps": 8, "pdl": 1}, "rdna": {"rows": 2, "num_warps": 8}},
     "decode_attention": {
         **_EARLY_START,
-        "sm_90": {"keys": 128, "num_warps": 8, "stages": 3, "pdl": 1},
+        "sm_90": {"keys": 128, "warps": 8, "stages": 3, "pdl": 1},
     },
 }
 """Kernel -> architecture or family -> what differs from the default."""

@@ -7,8 +7,9 @@ The programs of one token and one key/value head share its cached positions amon
 of a short context few programs have any and the others end at once. The last one to arrive adds the parts up. The
 token's own key and value do not come from the cache; the first program writes them there.
 
-With PDL the first keys and values are asked for before the kernel ahead has ended: they, the block tables, positions
-and slots were there before the step began.
+A few tokens leave the device waiting for memory, so the next keys and values are asked for before the last are used
+(EARLY); with PDL the first of them before the kernel ahead has ended: they, the block tables, positions and slots were
+there before the step began. A crowd of tokens fills the device: small tiles of few warps then, in the compiler's order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from .configurations import (
     starts_early,
     warps_of_head,
 )
-from .fused_linears import MAX_TOKENS
 from .launching import TritonKernel, next_power_of_two
 
 _LOG2_E = 1.4426950408889634
@@ -102,7 +102,7 @@ def decode_attention_kernel(
     G: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
     S: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr,
     HAS_Q_NORM: tl.constexpr, HAS_K_NORM: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T x G, SPLITS). Parts are added up HEADS heads at a time."""
     place = tl.program_id(0)
@@ -123,8 +123,9 @@ def decode_attention_kernel(
     table = tables + tl.load(rows_of_table + token).to(tl.int64) * table_stride
     k_strides = (k_block_stride, k_slot_stride, k_head_stride)
     v_strides = (v_block_stride, v_slot_stride, v_head_stride)
-    k = _cached(keys, table, begin, end, k_strides, group, D, DP, S, KEYS, True)
-    v = _cached(values, table, begin, end, v_strides, group, D, DP, S, KEYS, False)
+    if EARLY:
+        k = _cached(keys, table, begin, end, k_strides, group, D, DP, S, KEYS, True)
+        v = _cached(values, table, begin, end, v_strides, group, D, DP, S, KEYS, False)
     slot = tl.load(slots + token).to(tl.int64)
     channels, others = _channels(DP, HALF)
     real = channels < D
@@ -179,6 +180,9 @@ def decode_attention_kernel(
     total = tl.where(has_own, 1.0, 0.0)
     acc = tl.where(has_own[:, None], own_value.to(tl.float32)[None, :], 0.0)
     for start in range(begin, end, KEYS):
+        if not EARLY:
+            k = _cached(keys, table, start, end, k_strides, group, D, DP, S, KEYS, True)
+            v = _cached(values, table, start, end, v_strides, group, D, DP, S, KEYS, False)
         scores = tl.dot(query, k, input_precision=PRECISION) * scale
         seen = start + tl.arange(0, KEYS) < end
         scores = tl.where(seen[None, :], scores, float("-inf"))
@@ -188,8 +192,9 @@ def decode_attention_kernel(
         total = total * shrunk + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrunk[:, None], input_precision=PRECISION)
         most = higher
-        k = _cached(keys, table, start + KEYS, end, k_strides, group, D, DP, S, KEYS, True)
-        v = _cached(values, table, start + KEYS, end, v_strides, group, D, DP, S, KEYS, False)
+        if EARLY:
+            k = _cached(keys, table, start + KEYS, end, k_strides, group, D, DP, S, KEYS, True)
+            v = _cached(values, table, start + KEYS, end, v_strides, group, D, DP, S, KEYS, False)
 
     is_real = has_query & real[None, :]
     out_at = out + (token * G * GROUP + group * GROUP + rows)[:, None] * D + channels[None, :]
@@ -218,31 +223,46 @@ class TritonDecodeAttention(TritonKernel):
         self._group = problem.num_heads // problem.num_kv_heads
         head_bytes = self._padded * (4 if problem.dtype == "float32" else 2)
         is_wide = head_bytes >= WIDE_BYTES
-        most_keys = min(64, configuration["keys"]) if is_wide else configuration["keys"]
-        self._num_keys = keys_of_head(most_keys, head_bytes, problem.dtype)
-        self._num_warps = warps_of_head(configuration["num_warps"], head_bytes)
-        self._num_stages = 1 if is_wide else configuration["stages"]
+        self._few = self._tile(configuration, "", head_bytes, problem.dtype)
+        self._crowd = self._tile(configuration, "crowd_", head_bytes, problem.dtype)
         self._max_splits = min(16, configuration["max_splits"]) if is_wide else configuration["max_splits"]
+        self._crowd_programs = profile.capability.num_multiprocessors or 64
         self._precision = dot_precision(architecture)
         self._pdl = starts_early(architecture, configuration)
-        num_parts = max(MAX_TOKENS, self._max_splits) * problem.num_heads  # tokens divide the splits among them
+        num_parts = self._max_splits * problem.num_heads  # tokens divide the splits among them
         sizes = (num_parts * problem.head_dim, num_parts, num_parts)
         self._scratch = tuple(torch.empty(size, dtype=torch.float32, device=device) for size in sizes)
-        self._num_arrived = torch.zeros(MAX_TOKENS * problem.num_kv_heads, dtype=torch.int32, device=device)
+        places = self._max_splits * problem.num_kv_heads
+        self._num_arrived = torch.zeros(places, dtype=torch.int32, device=device)
         self.workspace_bytes = sum(tensor.nbytes for tensor in (*self._scratch, self._num_arrived))
+
+    def _tile(self, configuration: Configuration, prefix: str, head_bytes: int, dtype: str) -> dict[str, int]:
+        keys, warps = configuration[f"{prefix}keys"], configuration[f"{prefix}warps"]
+        is_wide = head_bytes >= WIDE_BYTES
+        num_warps = warps_of_head(warps, head_bytes)
+        return {
+            "KEYS": keys_of_head(min(64, keys) if is_wide else keys, head_bytes, dtype),
+            "num_warps": num_warps,
+            "num_stages": 1 if is_wide else configuration[f"{prefix}stages"],
+            **register_limit(self._architecture, num_warps),
+        }
 
     def __call__(self, *arguments: Any) -> None:
         out, qkv, positions, slots, cos_sin, k_cache, v_cache, q_norm, k_norm, eps, tables, rows, scale, window = (
             arguments
         )
         num_tokens, (block_size, num_kv_heads, head_dim) = len(out), k_cache.shape[1:]
-        num_splits = 1 << (max(1, self._max_splits // num_tokens).bit_length() - 1)
-        num_threads = 32 * self._num_warps
-        heads_at_once = max(1, _PART_REGISTERS * num_threads // (num_splits * self._padded))
-        num_parts = num_tokens * num_kv_heads * num_splits * self._group
-        assert 1 <= num_tokens <= MAX_TOKENS and out.is_contiguous() and qkv.is_contiguous()
-        assert num_parts <= self._scratch[1].numel() and num_parts * head_dim <= self._scratch[0].numel()
-        assert num_tokens * num_kv_heads <= self._num_arrived.numel()
+        num_splits = 1 << (max(1, self._max_splits // max(1, num_tokens)).bit_length() - 1)
+        is_crowd = num_tokens * num_kv_heads >= self._crowd_programs
+        tile = self._crowd if is_crowd else self._few
+        heads_at_once = max(1, _PART_REGISTERS * 32 * tile["num_warps"] // (num_splits * self._padded))
+        assert out.is_contiguous() and qkv.is_contiguous()
+        if num_splits > 1:
+            num_parts = num_tokens * num_kv_heads * num_splits * self._group
+            assert num_parts <= self._scratch[1].numel() and num_parts * head_dim <= self._scratch[0].numel()
+            assert num_tokens * num_kv_heads <= self._num_arrived.numel()
+        if not num_tokens:
+            return
         assert k_cache.stride(3) == v_cache.stride(3) == cos_sin.stride(1) == tables.stride(1) == 1
         self.launch(
             decode_attention_kernel,
@@ -258,16 +278,14 @@ class TritonDecodeAttention(TritonKernel):
             DP=self._padded,
             HALF=cos_sin.shape[1] // 2,
             S=block_size,
-            KEYS=self._num_keys,
             SPLITS=num_splits,
             HEADS=min(next_power_of_two(self._group), heads_at_once),
             HAS_Q_NORM=q_norm is not None,
             HAS_K_NORM=k_norm is not None,
             HAS_WINDOW=window > 0,
             PRECISION=self._precision,
+            EARLY=not is_crowd,
             PDL=self._pdl,
-            num_warps=self._num_warps,
-            num_stages=self._num_stages,
-            **register_limit(self._architecture, self._num_warps),
+            **tile,
             **({"launch_pdl": True} if self._pdl else {}),
         )
