@@ -113,7 +113,9 @@ def test_a_device_without_float64_draws_on_the_host(
     to_host = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor) or to_host(tensor))
     assert tokens_of(engine) == expected
-    assert sum(copy.dim() == 2 for copy in copies) == 6, "one for each of the drawn tokens, and none for the greedy ones"
+    assert sum(copy.dim() == 2 for copy in copies) == 6, (
+        "one for each of the drawn tokens, and none for the greedy ones"
+    )
 
 
 @pytest.mark.user_pain("M6")
