@@ -55,7 +55,7 @@ class WorkerRings:
         frame = oversized(self._plans.sequence)
         return frame[0], frame[1:]
 
-    def publish(self, outcome: StepResult | StepError, must_stop: Callable[[], bool]) -> tuple[int, bytearray] | None:
+    def publish(self, outcome: StepResult | StepError, must_stop: Callable[[], bool]) -> tuple[int, bytes] | None:
         """Write a step's outcome into the ring. A result that does not fit gets an empty slot, and comes back as
         (sequence, packed) to be sent another way. Waits while the core holds every slot, unless `must_stop`.
         """

@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ipc.frontend_messages import FailKind, FinishReason, OutputColumns
-from ..ipc.plan import ResultFlag, StepResult, WorkFlag
+from ..ipc.plan import ResultFlag, StepResult
+from .plan_builder import filled
 from .request import Request, Sequence, State
 from .scheduler import PlannedStep, Scheduler
-from .sequence_table import SequenceTable
+from .sequence_table import SequenceTable, Tenants
 from .statistics import Statistics
 
 INTERNAL = 0  # the owner number of the engine's own requests (boot token, canary), which no metric counts
+
+_LENGTH = int(FinishReason.LENGTH)
 
 Array = np.ndarray[Any, Any]
 
@@ -48,33 +51,38 @@ class Committer:
         """The oldest plan in flight has returned `result`."""
         table, record = self.table, self.scheduler.in_flight.popleft()
         assert result.step[0] == record.step, f"step {result.step[0]} returned, {record.step} was awaited"
-        table.computed[record.rows] = record.starts + record.counts
-        sampled = record.rows[(record.flags & WorkFlag.SAMPLES) != 0]
-        assert np.array_equal(sampled, result.rows), f"step {record.step} sampled other rows than planned"
-        table.pending[sampled] -= 1
-        failures = self._invalid(result) if result.flags.any() else []
+        table.computed[record.rows] = record.ends
+        sampled = record.sampled
+        assert sampled.tobytes() == result.rows.tobytes(), f"step {record.step} sampled other rows than planned"
+        failures = self._invalid(result) if np.count_nonzero(result.flags) else []
         is_alive = table.alive[sampled]
-        rows, tokens = sampled[is_alive], result.token_ids[is_alive]
-        table.history[rows, table.known[rows]] = tokens
-        table.known[rows] += 1
-        finish = self._ends(rows, tokens)
-        firsts = table.known[rows] == table.prompt_length[rows] + 1
-        cached = np.zeros(len(rows), np.int32)
-        for index in np.flatnonzero(firsts):
-            cached[index] = self._first_token(self._sequence(rows[index]), now)
+        rows, tokens = sampled, result.token_ids
+        if np.count_nonzero(is_alive) < len(rows):
+            rows, tokens = rows[is_alive], tokens[is_alive]
+        tenants = table.tenants(rows)
+        known = table.known[rows]
+        table.history[rows, known] = tokens
+        lengths = known + 1
+        table.known[rows] = lengths
+        finish = self._ends(tenants, tokens, lengths)
+        cached, gaps = np.zeros(len(rows), np.int32), now - table.last_token_s[rows]
+        if record.num_prefill_tokens:
+            is_first = lengths == table.prompt_length[rows] + 1
+            for index in is_first.nonzero()[0]:
+                cached[index] = self._first_token(self._sequence(rows[index]), now)
+            gaps = gaps[~is_first]
         self._remember(record)
-        self._observe(rows, firsts, now, record)
+        self._observe(tenants, gaps, now, record)
         self.statistics.step_seconds += result.seconds
         done = np.zeros(len(rows), np.uint8)
         over: list[Request] = [failure.request for failure in failures]
-        request_ids, choices, owners = table.request_id[rows], table.choice[rows], table.owner[rows]
-        for index in np.flatnonzero(finish):
+        for index in finish.nonzero()[0]:
             sequence = self._sequence(rows[index])
             self.end_sequence(sequence, FinishReason(int(finish[index])), now)
             if sequence.request.is_over:
                 done[index] = 1
                 over.append(sequence.request)
-        entries = _Entries(rows, tokens, request_ids, choices, owners, finish, done, cached)
+        entries = _Entries(rows, tokens, tenants.request_id, tenants.choice, tenants.owner, finish, done, cached)
         outputs = entries.by_owner(_Extras(result, self.table, rows) if _has_extras(result) else None)
         self.scheduler.returned(record.step)
         return News(outputs, failures, over)
@@ -82,8 +90,6 @@ class Committer:
     def fail_step(self, kind: FailKind, text: str, now: float) -> News:
         """The oldest plan in flight could not be computed: its requests end, the others go on."""
         record = self.scheduler.in_flight.popleft()
-        sampled = record.rows[(record.flags & WorkFlag.SAMPLES) != 0]
-        self.table.pending[sampled] -= 1
         requests = {id(s.request): s.request for row in record.rows if (s := self.table.sequences[row]) is not None}
         failures = [self.fail(request, kind, text) for request in requests.values() if not request.is_over]
         self.scheduler.returned(record.step)
@@ -137,22 +143,20 @@ class Committer:
                 failures.append(self.fail(sequence.request, FailKind.INVALID_LOGITS, text))
         return failures
 
-    def _ends(self, rows: Array, tokens: Array) -> Array:
-        """[rows] FinishReason of each, after its new token."""
-        table = self.table
+    def _ends(self, tenants: Tenants, tokens: Array, lengths: Array) -> Array:
+        """[rows] FinishReason of each, whose new token makes it so long."""
+        rows = tenants.rows
         finish = np.zeros(len(rows), np.uint8)
-        lengths = table.known[rows]
-        is_end = (table.ends[rows] == tokens[:, None]).any(axis=1)
-        if table.many_ends[rows].any():
-            for index in np.flatnonzero(table.many_ends[rows]):
-                sampling = self._sequence(rows[index]).request.sampling
-                is_end[index] |= int(tokens[index]) in sampling.end_token_ids + sampling.stop_token_ids
-        finish[lengths >= table.limit[rows]] = FinishReason.LENGTH
-        is_end &= lengths >= table.min_length[rows]
-        for index in np.flatnonzero(is_end):
-            sampling = self._sequence(rows[index]).request.sampling
-            is_own = int(tokens[index]) in sampling.end_token_ids
-            finish[index] = FinishReason.END_TOKEN if is_own else FinishReason.STOP_TOKEN
+        finish[lengths >= tenants.limit] = _LENGTH
+        is_end = tenants.ends == tokens[:, None]
+        if tenants.has_many_ends or np.count_nonzero(is_end):
+            may_end = self.table.many_ends[rows] | is_end.any(axis=1)
+            for index in (may_end & (lengths >= self.table.min_length[rows])).nonzero()[0]:
+                sampling, token = self._sequence(rows[index]).request.sampling, int(tokens[index])
+                if token in sampling.end_token_ids:
+                    finish[index] = FinishReason.END_TOKEN
+                elif token in sampling.stop_token_ids:
+                    finish[index] = FinishReason.STOP_TOKEN
         return finish
 
     def _first_token(self, sequence: Sequence, now: float) -> int:
@@ -182,17 +186,16 @@ class Committer:
         table = self.table
         if not table.cache.enabled:
             return
-        rows = record.rows
-        full = np.minimum(table.computed[rows], table.known[rows]) // table.block_size
-        for row in rows[(full > table.num_hashed[rows]) & table.alive[rows]]:
-            table.remember(self._sequence(row))
+        for row in record.rows[record.ends >= table.hash_at[record.rows]]:
+            if table.alive[row]:
+                table.remember(self._sequence(row))
 
-    def _observe(self, rows: Array, firsts: Array, now: float, record: PlannedStep) -> None:
+    def _observe(self, tenants: Tenants, gaps: Array, now: float, record: PlannedStep) -> None:
+        """`gaps`: seconds since the token before, of the rows that had one."""
         statistics = self.statistics
-        later = rows[~firsts]
-        statistics.inter_token_latency.observe_many(now - self.table.last_token_s[later])
-        self.table.last_token_s[rows] = now
-        statistics.num_generation_tokens += int(np.count_nonzero(self.table.owner[rows]))
+        statistics.inter_token_latency.observe_many(gaps)
+        self.table.last_token_s[tenants.rows] = now
+        statistics.num_generation_tokens += int(np.count_nonzero(tenants.owner))
         statistics.num_steps += 1
         statistics.step_time.observe(now - record.planned_s)
 
@@ -215,7 +218,7 @@ class _Entries(NamedTuple):
             owners = np.concatenate((owners, extras.prompt_only_owners(self.rows)))
         if not len(owners):
             return []
-        if (owners == owners[0]).all():
+        if np.count_nonzero(owners == owners[0]) == len(owners):
             return [(int(owners[0]), self._columns(extras, int(owners[0])))]
         return [(int(owner), self._take(owner)._columns(extras, int(owner))) for owner in np.unique(owners)]
 
@@ -227,7 +230,7 @@ class _Entries(NamedTuple):
         columns = {
             "request_ids": self.request_ids,
             "choices": self.choices,
-            "token_counts": np.ones(len(self.rows), np.int32),
+            "token_counts": filled(len(self.rows), 1, np.int32),
             "finish": self.finish,
             "done": self.done,
             "cached_tokens": self.cached,

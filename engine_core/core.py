@@ -1,7 +1,7 @@
 """The engine core's actor: sockets on one side, rings on the other, the engine between them.
 
-Everything on the step path runs inside one callback: a doorbell rings, results are committed, news goes out, the next
-plan goes into the ring. No task wakes up per step.
+Everything on the step path runs inside one callback: a doorbell rings, results are committed, the next plan goes into
+the ring, news goes out. No task wakes up per step.
 """
 
 import asyncio
@@ -156,10 +156,16 @@ class Core(Actor):
         assert self.engine is not None
         if isinstance(result, StepError):
             log.error("step %d failed (%s): %s", result.step, result.kind.value, result.text)
-        self._tell(self.engine.commit(result, time.monotonic()))
-        self._pump()
+        news = self.engine.commit(result, time.monotonic())
+        self._plan_ahead()  # first: the device may be out of work before the news is packed and sent
+        self._tell(news)
+        self._note_drained()
 
     def _pump(self) -> None:
+        self._plan_ahead()
+        self._note_drained()
+
+    def _plan_ahead(self) -> None:
         """Keep two steps in flight while there is work."""
         engine = self.engine
         if engine is None or not self.group.is_ready:
@@ -171,7 +177,9 @@ class Core(Actor):
                 break
             self._last_step_s = now
             self.group.publish(plan)
-        if self._draining and not engine.requests:
+
+    def _note_drained(self) -> None:
+        if self._draining and self.group.is_ready and self.engine is not None and not self.engine.requests:
             self._control.send(Drained())
 
     def _tell(self, news: News) -> None:

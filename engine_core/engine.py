@@ -98,7 +98,7 @@ class Engine:
                 text += "; lower --memory-utilization, --max-batched-tokens or --max-num-seqs"
             news = self.committer.fail_step(FailKind.STEP_FAILED, text, now)
         else:
-            self.scheduler.observe(record, float(result.seconds.sum()) if len(result.seconds) else 0.0)
+            self.scheduler.observe(record, result.seconds)
             news = self.committer.commit(result, now)
         for request in news.over:
             self.requests.pop(request.request_id, None)

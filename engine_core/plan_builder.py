@@ -1,5 +1,6 @@
 """Collects one step's work and turns it into the columns of a plan."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,18 @@ from ..ipc.plan import RowFlag, StepPlan, WorkFlag
 from .request import Sequence
 
 _DECODE = int(WorkFlag.SAMPLES | WorkFlag.FROM_DEVICE)
+_MASKED = int(WorkFlag.MASKED)
 _GREEDY_BELOW = 1e-4  # below it the division by the temperature overflows half precision; the result is greedy anyway
 
 Array = np.ndarray[Any, Any]
+
+
+@lru_cache(maxsize=64)
+def filled(length: int, value: int, dtype: type) -> Array:
+    """[length] of one value, shared by all who ask for the same: not to be written to."""
+    array: Array = np.full(length, value, dtype)
+    array.setflags(write=False)
+    return array
 
 
 class PlanBuilder:
@@ -18,9 +28,9 @@ class PlanBuilder:
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self.decode_rows: Array = np.empty(0, np.int32)
-        self.decode_starts: Array = np.empty(0, np.int32)
-        self.decode_flags: Array = np.empty(0, np.uint8)
+        self.decode_rows: Array = StepPlan.rows
+        self.decode_starts: Array = StepPlan.starts
+        self.decode_flags: Array = StepPlan.flags
         self.items: list[tuple[int, int, int, int]] = []  # row, start, count, flags
         self.tokens: list[Array] = []
         self.targets: list[Array] = []
@@ -37,12 +47,12 @@ class PlanBuilder:
         """Tokens that the plan computes."""
         return len(self.decode_rows) + sum(count for _, _, count, _ in self.items)
 
-    def decode(self, rows: Array, starts: Array, masked: Array) -> None:
-        """Rows that compute one token each."""
+    def decode(self, rows: Array, starts: Array, is_masked: Array | None) -> None:
+        """Rows that compute one token each. `is_masked`: None where no row is."""
         self.decode_rows, self.decode_starts = rows, starts
-        self.decode_flags = np.full(len(rows), _DECODE, np.uint8)
-        if masked.any():
-            self.decode_flags[masked] |= WorkFlag.MASKED
+        self.decode_flags = filled(len(rows), _DECODE, np.uint8)
+        if is_masked is not None:
+            self.decode_flags = self.decode_flags | np.where(is_masked, _MASKED, 0).astype(np.uint8)
 
     def chunk(self, row: int, start: int, tokens: Array, flags: int, targets: Array | None) -> None:
         """A run of known tokens of one row."""
@@ -65,7 +75,7 @@ class PlanBuilder:
             "step": np.array([self.step], np.int64),
             "rows": self.decode_rows,
             "starts": self.decode_starts,
-            "counts": np.ones(len(self.decode_rows), np.int32),
+            "counts": filled(len(self.decode_rows), 1, np.int32),
             "flags": self.decode_flags,
         }
         if self.items:

@@ -29,16 +29,16 @@ ORDERED = 64  # of the line's head that may be taken by length instead of arriva
 FIRST_HORIZON = 64  # tokens of growth that admission leaves room for, per running sequence, before any preemption
 CALM_STEPS = 256  # steps without preemption after which the horizon halves
 RESERVE_AFTER = 2  # preemptions after which a sequence is seated only with its whole possible length set aside
+_SAMPLES = int(WorkFlag.SAMPLES)  # numpy is slow with the enum itself
 
 
 class PlannedStep(Struct, frozen=True):
-    """What the core remembers of a plan in flight: its work items, and when it left."""
+    """What the core remembers of a plan in flight: rows of its work items, where each ends, and when it left."""
 
     step: int
     rows: Array
-    starts: Array
-    counts: Array
-    flags: Array
+    ends: Array  # [rows] positions computed once it has returned
+    sampled: Array  # those of `rows` that it samples a token for
     num_tokens: int
     num_prefill_tokens: int
     planned_s: float
@@ -94,10 +94,10 @@ class Scheduler:
             return None
         return self._finish(builder, now)
 
-    def observe(self, record: PlannedStep, seconds: float) -> None:
-        """Learn from a returned step how long a prompt token takes on this device."""
+    def observe(self, record: PlannedStep, seconds: Array) -> None:
+        """Learn from a returned step, whose parts took so long, what a prompt token takes on this device."""
         if record.num_prefill_tokens >= MIN_CHUNK:
-            each = seconds / record.num_prefill_tokens
+            each = float(seconds.sum()) / record.num_prefill_tokens
             self._prefill_token_s = each if self._prefill_token_s == 0 else 0.7 * self._prefill_token_s + 0.3 * each
 
     def returned(self, step: int) -> None:
@@ -137,17 +137,18 @@ class Scheduler:
         rows = table.decode_rows()
         if not len(rows):
             return
+        tenants = table.tenants(rows)
         starts = table.scheduled[rows]
-        is_open = starts + 1 < table.limit[rows]
-        is_lacking = is_open & (starts >= table.num_blocks[rows] * table.block_size)
-        if is_lacking.any():
+        stops = starts + 1
+        is_open = stops < tenants.limit
+        is_lacking = is_open & (starts >= table.room[rows])
+        if np.count_nonzero(is_lacking):
             is_open &= self._grant_decodes(builder, rows, is_lacking)
-        if not is_open.all():
-            rows, starts = rows[is_open], starts[is_open]
+        if np.count_nonzero(is_open) < len(rows):
+            rows, starts, stops = rows[is_open], starts[is_open], stops[is_open]
         if len(rows):
-            table.scheduled[rows] += 1
-            table.pending[rows] += 1
-            builder.decode(rows, starts, table.masked[rows])
+            table.scheduled[rows] = stops
+            builder.decode(rows, starts, table.masked[rows] if tenants.has_masked else None)
 
     def _grant_decodes(self, builder: PlanBuilder, rows: Array, is_lacking: Array) -> Array:
         """Give each lacking row one block, first in line first; which of `rows` may run now."""
@@ -223,7 +224,7 @@ class Scheduler:
         return max(2 * MIN_CHUNK, int(self._mixed_step_s / self._prefill_token_s))
 
     def _plan_prompts(self, builder: PlanBuilder, left: int, now: float) -> None:
-        started = [sequence for sequence in self.table.running if sequence.state is State.PREFILL]
+        started = self.table.prefilling()
         num_others = len(started) + len(self.waiting)
         chosen: list[tuple[Sequence, int]] = []
         for sequence in started:
@@ -262,7 +263,6 @@ class Scheduler:
             flags |= WorkFlag.SAMPLES
             if table.masked[row]:
                 flags |= WorkFlag.MASKED
-            table.pending[row] += 1
             table.start_decoding(sequence)
         table.scheduled[row] = stop
         builder.chunk(row, start, table.history[row, start:stop], flags, targets)
@@ -362,7 +362,7 @@ class Scheduler:
         rows = np.array([other.row for other in table.running if not other.reserved], np.int32)
         if len(rows):
             lengths = np.minimum(table.scheduled[rows] + self._horizon, table.limit[rows])
-            growth = -(-lengths // table.block_size) - table.num_blocks[rows]
+            growth = -(-lengths // table.block_size) - table.room[rows] // table.block_size
             own += int(np.maximum(growth, 0).sum())
         return own <= table.num_free_blocks
 
@@ -386,9 +386,8 @@ class Scheduler:
             PlannedStep(
                 step=builder.step,
                 rows=plan.rows,
-                starts=plan.starts,
-                counts=plan.counts,
-                flags=plan.flags,
+                ends=plan.starts + plan.counts,
+                sampled=plan.rows[(plan.flags & _SAMPLES) != 0] if builder.items else plan.rows,
                 num_tokens=num_tokens,
                 num_prefill_tokens=num_tokens - len(builder.decode_rows),
                 planned_s=now,

@@ -4,14 +4,15 @@ Row columns (one entry per row):
   known      tokens committed: prompt and outputs
   scheduled  positions whose computation has been planned
   computed   positions whose computation has returned
-  pending    sampled tokens in plans that have not returned
   limit      total length at which the sequence ends
+  room       positions that its blocks hold
+  hash_at    positions to compute until its next full block
   last_step  the last plan that names the row
-For a decoding row, known + pending == scheduled + 1.
+A decoding row has scheduled + 1 - known tokens in plans that have not returned.
 """
 
 import mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,21 @@ from .request import Sequence, State
 
 MAX_FAST_ENDS = 8
 _NO_TOKEN = -1  # pads `ends`; no token id is negative
+
+Array = np.ndarray[Any, Any]
+
+
+class Tenants(NamedTuple):
+    """What stays as it is while some rows keep their tenants; parallel arrays."""
+
+    rows: Array
+    limit: Array
+    ends: Array
+    has_many_ends: bool
+    request_id: Array
+    choice: Array
+    owner: Array
+    has_masked: bool
 
 
 class SequenceTable:
@@ -38,12 +54,12 @@ class SequenceTable:
         self.known = np.zeros(num_rows, np.int32)
         self.scheduled = np.zeros(num_rows, np.int32)
         self.computed = np.zeros(num_rows, np.int32)
-        self.pending = np.zeros(num_rows, np.int32)
         self.limit = np.zeros(num_rows, np.int32)
         self.prompt_length = np.zeros(num_rows, np.int32)
         self.min_length = np.zeros(num_rows, np.int32)
-        self.num_blocks = np.zeros(num_rows, np.int32)
+        self.room = np.zeros(num_rows, np.int32)
         self.num_hashed = np.zeros(num_rows, np.int32)
+        self.hash_at = np.zeros(num_rows, np.int32)
         self.last_step = np.zeros(num_rows, np.int64)
         self.last_token_s = np.zeros(num_rows, np.float64)
         self.request_id = np.zeros(num_rows, np.int64)
@@ -60,7 +76,9 @@ class SequenceTable:
         self.freed_rows: list[int] = []  # rows freed since the last plan, which must name them
         self._held_back: list[Sequence] = []
         self._free_rows = list(range(num_rows - 1, -1, -1))
-        self._decode_rows: np.ndarray[Any, Any] | None = None
+        self._decode_rows: Array | None = None
+        self._tenants: Tenants | None = None
+        self._prefilling: list[Sequence] | None = None
 
     @property
     def num_free_rows(self) -> int:
@@ -86,12 +104,35 @@ class SequenceTable:
         """Blocks that hold `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
-    def decode_rows(self) -> np.ndarray[Any, Any]:
-        """Rows that decode, in the order in which they were seated, int32."""
+    def decode_rows(self) -> Array:
+        """Rows that decode, in the order in which they were seated, int32. The same array while they are the same."""
         if self._decode_rows is None:
             rows = [sequence.row for sequence in self.running if sequence.state is State.DECODE]
             self._decode_rows = np.array(rows, np.int32)
         return self._decode_rows
+
+    def tenants(self, rows: Array) -> Tenants:
+        """Of these rows; gathered once for an array that comes again, as `decode_rows` does step after step. No row
+        gets another tenant while a plan in flight holds such an array.
+        """
+        if self._tenants is None or self._tenants.rows is not rows:
+            self._tenants = Tenants(
+                rows=rows,
+                limit=self.limit[rows],
+                ends=self.ends[rows],
+                has_many_ends=bool(self.many_ends[rows].any()),
+                request_id=self.request_id[rows],
+                choice=self.choice[rows],
+                owner=self.owner[rows],
+                has_masked=bool(self.masked[rows].any()),
+            )
+        return self._tenants
+
+    def prefilling(self) -> list[Sequence]:
+        """Sequences whose known tokens are not all planned yet, in the order in which they were seated."""
+        if self._prefilling is None:
+            self._prefilling = [sequence for sequence in self.running if sequence.state is State.PREFILL]
+        return self._prefilling
 
     def seat(self, sequence: Sequence, matched: list[int], now: float) -> None:
         """Give the sequence a row and the blocks `matched`, whose positions count as computed."""
@@ -102,12 +143,11 @@ class SequenceTable:
         self.history[row, : len(tokens)] = tokens
         self.known[row] = len(tokens)
         self.scheduled[row] = self.computed[row] = num_matched
-        self.pending[row] = 0
         self.limit[row] = self.limit_of(sequence)
         self.prompt_length[row] = request.prompt_length
         self.min_length[row] = request.prompt_length + sampling.min_tokens
-        self.num_blocks[row] = len(matched)
-        self.num_hashed[row] = len(matched) if self.cache.enabled else 0
+        self.room[row] = num_matched
+        self._note_hashed(row, len(matched))
         self.last_step[row] = 0
         self.last_token_s[row] = now if len(tokens) == request.prompt_length else sequence.last_token_s
         self.request_id[row] = request.request_id
@@ -121,6 +161,7 @@ class SequenceTable:
         sequence.row, sequence.saved, sequence.blocks = row, None, matched
         sequence.state = State.PREFILL
         self.running.append(sequence)
+        self._prefilling = None
         if sequence.reserved:
             self.reserved_blocks += self.blocks_for(int(self.limit[row])) - len(matched)
 
@@ -132,7 +173,7 @@ class SequenceTable:
         """Lengthen a seated sequence's block table by blocks that are free for it."""
         blocks = self.pool.take(num_blocks)
         sequence.blocks.extend(blocks)
-        self.num_blocks[sequence.row] += num_blocks
+        self.room[sequence.row] += num_blocks * self.block_size
         if sequence.reserved:
             self.reserved_blocks -= num_blocks
         return blocks
@@ -141,7 +182,7 @@ class SequenceTable:
         """All known tokens are planned: from now on one token per step."""
         sequence.state = State.DECODE
         self.decoding[sequence.row] = True
-        self._decode_rows = None
+        self._decode_rows = self._prefilling = None
 
     def end(self, sequence: Sequence) -> None:
         """The sequence is over; its row and blocks come back once no plan in flight names it."""
@@ -172,7 +213,7 @@ class SequenceTable:
         if num_full > first:
             self.cache.extend(sequence.hashes, sequence.request.root, self.history[row], num_full)
             self.cache.remember(sequence.blocks, sequence.hashes, first, num_full)
-            self.num_hashed[row] = num_full
+            self._note_hashed(row, num_full)
 
     def clear(self) -> list[Sequence]:
         """Forget every seated sequence at once, because the worker group that held them is gone."""
@@ -185,7 +226,7 @@ class SequenceTable:
         self.running.clear()
         self.freed_rows.clear()
         self.reserved_blocks = 0
-        self._decode_rows = None
+        self._decode_rows = self._prefilling = None
         return seated
 
     def _leave(self, sequence: Sequence, state: State) -> None:
@@ -197,7 +238,7 @@ class SequenceTable:
             self.reserved_blocks -= self.blocks_for(int(self.limit[sequence.row])) - len(sequence.blocks)
         self.running.remove(sequence)
         self.decoding[sequence.row] = False
-        self._decode_rows = None
+        self._decode_rows = self._prefilling = None
         sequence.state = state
         self._held_back.append(sequence)
 
@@ -217,13 +258,17 @@ class SequenceTable:
         self.freed_rows.append(row)
         return is_preempted
 
+    def _note_hashed(self, row: int, num_blocks: int) -> None:
+        self.num_hashed[row] = num_blocks
+        self.hash_at[row] = (num_blocks + 1) * self.block_size
+
     def _set_ends(self, row: int, token_ids: tuple[int, ...]) -> None:
         self.many_ends[row] = len(token_ids) > MAX_FAST_ENDS
         self.ends[row] = _NO_TOKEN
         self.ends[row, : min(len(token_ids), MAX_FAST_ENDS)] = token_ids[:MAX_FAST_ENDS]
 
 
-def _reserve_int32(num_rows: int, width: int) -> np.ndarray[Any, Any]:
+def _reserve_int32(num_rows: int, width: int) -> Array:
     """Zeros, [num_rows, width], whose pages the kernel provides only as they are written."""
     memory = mmap.mmap(-1, max(num_rows * width * 4, 4))
     return np.frombuffer(memory, np.int32, num_rows * width).reshape(num_rows, width)

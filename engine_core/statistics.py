@@ -1,5 +1,6 @@
 """The engine's totals: counters, gauges and latency histograms, observed per step with numpy."""
 
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,15 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         """One value."""
-        self._counts[int(np.searchsorted(self._edges, value))] += 1
+        self._counts[bisect_left(self.bounds, value)] += 1
         self._sum += value
 
     def observe_many(self, values: Array) -> None:
         """Many values at once, float64."""
-        if len(values):
-            buckets = np.searchsorted(self._edges, values)
-            self._counts += np.bincount(buckets, minlength=len(self._counts))
+        if len(values) == 1:
+            self.observe(float(values[0]))
+        elif len(values):
+            self._counts += np.bincount(self._edges.searchsorted(values), minlength=len(self._counts))
             self._sum += float(values.sum())
 
     def sample(self) -> Sample:

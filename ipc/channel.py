@@ -18,6 +18,7 @@ from .messages import Decoder, MalformedMessage, encode
 
 T = TypeVar("T")
 Frame = bytes | bytearray | memoryview
+_MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)  # send_multipart joins the flags anew for each frame
 _BATCH = 256  # messages per wake-up before other callbacks of the loop get their turn
 
 log = logging.getLogger("trimaran.channel")
@@ -95,7 +96,9 @@ class _Channel(Generic[T]):
 
     def _send(self, frames: Sequence[Frame]) -> None:
         with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            for frame in frames[:-1]:
+                self._socket.send(frame, _MORE)
+            self._socket.send(frames[-1], _LAST)
         self._schedule()
 
 

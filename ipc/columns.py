@@ -5,7 +5,8 @@ and dtypes, in order) is fixed in code on both sides and never travels, so a for
 lengths, which `unpack` refuses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from struct import Struct
 from typing import Any, Self
 
 import numpy as np
@@ -30,47 +31,45 @@ class ColumnSchema:
         self.names = tuple(columns)
         self.dtypes = tuple(np.dtype(dtype) for dtype in columns.values())
         self.empty = {name: np.empty(0, dtype) for name, dtype in zip(self.names, self.dtypes, strict=True)}
-        self._head_bytes = 8 * len(self.names)
+        self._places = {name: index for index, name in enumerate(self.names)}
+        self._head = Struct(f"={len(self.names)}q")
         self._layout = tuple((name, dtype, dtype.itemsize) for name, dtype in zip(self.names, self.dtypes, strict=True))
 
-    def packed_bytes(self, values: Sequence[Column]) -> int:
-        """Bytes that `values`, in schema order, take when packed."""
-        return self._head_bytes + sum(_aligned(value.nbytes) for value in values)
-
-    def pack_into(self, buffer: memoryview, values: Sequence[Column]) -> int:
-        """Write `values` (in schema order, C-contiguous, of the schema's dtypes) and return the bytes written.
-
-        Raises Oversized, having written nothing that a reader will see, when they do not fit.
+    def pack_into(self, buffer: memoryview, values: Mapping[str, Column]) -> int:
+        """Write `values` (as for `pack`) and return the bytes written. Raises Oversized, having written nothing, when
+        they do not fit.
         """
-        total = self.packed_bytes(values)
-        if total > len(buffer):
-            raise Oversized(total, len(buffer))
-        lengths = [len(value) for value in values]
-        np.frombuffer(buffer, np.int64, len(lengths))[:] = lengths
-        offset = self._head_bytes
-        for value, length, (_, dtype, itemsize) in zip(values, lengths, self._layout, strict=True):
-            if length:
-                np.frombuffer(buffer, dtype, length, offset)[:] = value
-                offset += _aligned(length * itemsize)
-        return offset
+        packed = self.pack(values)
+        if len(packed) > len(buffer):
+            raise Oversized(len(packed), len(buffer))
+        buffer[: len(packed)] = packed
+        return len(packed)
 
-    def pack(self, values: Sequence[Column]) -> bytearray:
-        """The packed form as bytes of its own, for a socket."""
-        packed = bytearray(self.packed_bytes(values))
-        self.pack_into(memoryview(packed), values)
-        return packed
+    def pack(self, values: Mapping[str, Column]) -> bytes:
+        """The packed form of columns by name, of the schema's dtypes; a missing one is empty."""
+        lengths = [0] * len(self.names)
+        parts = [b""]  # the first is for the lengths
+        for index, value in sorted([(self._places[name], value) for name, value in values.items()]):
+            lengths[index] = len(value)
+            packed = value.astype(self.dtypes[index], copy=False).tobytes()
+            parts.append(packed)
+            if rest := len(packed) % 8:
+                parts.append(bytes(8 - rest))
+        parts[0] = self._head.pack(*lengths)
+        return b"".join(parts)
 
     def unpack(self, buffer: memoryview | bytes) -> dict[str, Column]:
-        """Views into `buffer`, by name; copy what must outlive it. Raises MalformedColumns."""
+        """Views into `buffer`, by name, of the columns that are not empty; copy what must outlive it. Raises
+        MalformedColumns.
+        """
         available = len(buffer)
-        if available < self._head_bytes:
+        if available < self._head.size:
             raise MalformedColumns(f"{available} bytes cannot hold {len(self.names)} columns")
-        lengths = np.frombuffer(buffer, np.int64, len(self.names)).tolist()
-        offset = self._head_bytes
+        lengths = self._head.unpack_from(buffer)
+        offset = self._head.size
         columns: dict[str, Column] = {}
         for (name, dtype, itemsize), length in zip(self._layout, lengths, strict=True):
             if length == 0:
-                columns[name] = self.empty[name]
                 continue
             if length < 0 or offset + length * itemsize > available:
                 raise MalformedColumns(f"column {name} claims {length} items at {offset} of {available} bytes")
@@ -80,19 +79,21 @@ class ColumnSchema:
 
 
 class Columns:
-    """A set of columns as attributes; a missing one is empty."""
+    """A set of columns as attributes. A set holds those it was given; the others are the class's, which are empty."""
 
     SCHEMA: ColumnSchema
-    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        for name, empty in cls.SCHEMA.empty.items():
+            setattr(cls, name, empty)
 
     def __init__(self, **columns: Column) -> None:
-        for name, empty in self.SCHEMA.empty.items():
-            setattr(self, name, columns.pop(name, empty))
-        assert not columns, f"no such columns: {sorted(columns)}"
+        assert columns.keys() <= self.SCHEMA.empty.keys(), f"no such columns: {columns.keys() - self.SCHEMA.empty}"
+        self.__dict__ = columns
 
-    def values(self) -> list[Column]:
-        """The columns in schema order, ready to pack."""
-        return [getattr(self, name) for name in self.SCHEMA.names]
+    def values(self) -> Mapping[str, Column]:
+        """The columns that were given, ready to pack."""
+        return self.__dict__
 
     @classmethod
     def unpack(cls, buffer: memoryview | bytes) -> Self:
@@ -101,4 +102,4 @@ class Columns:
 
     def copy(self) -> Self:
         """Columns of its own, which outlive the ring slot they came from."""
-        return type(self)(**{name: getattr(self, name).copy() for name in self.SCHEMA.names})
+        return type(self)(**{name: column.copy() for name, column in self.values().items()})

@@ -197,7 +197,6 @@ class OutputColumns(Columns):
     """One step's news for one frontend, in the frame of an Outputs message."""
 
     SCHEMA = ColumnSchema(_OUTPUTS)
-    __slots__ = tuple(_OUTPUTS)
     request_ids: Column
     choices: Column
     token_counts: Column

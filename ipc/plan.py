@@ -8,6 +8,7 @@ Order in which a worker applies a plan: `freed_rows`, then `new_rows`, then bloc
 """
 
 from enum import IntEnum, IntFlag
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,6 @@ class StepPlan(Columns):
     """One step's work, as the core planned it. See the module docstring for shapes and order."""
 
     SCHEMA = ColumnSchema(_PLAN)
-    __slots__ = tuple(_PLAN)
     step: Column
     rows: Column
     starts: Column
@@ -152,7 +152,6 @@ class TokenMasks(Columns):
     """Allowed tokens for the MASKED items of one step: what `sample` waits for and `forward` does not."""
 
     SCHEMA = ColumnSchema(_MASKS)
-    __slots__ = tuple(_MASKS)
     step: Column
     rows: Column
     words: Column
@@ -191,7 +190,6 @@ class StepResult(Columns):
     """What one step sampled. Only rank 0's tokens count; the others prove that theirs are the same."""
 
     SCHEMA = ColumnSchema(_RESULT)
-    __slots__ = tuple(_RESULT)
     step: Column
     rows: Column
     token_ids: Column
@@ -217,9 +215,7 @@ class StepResult(Columns):
 
 
 def hash_tokens(rows: np.ndarray[Any, Any], token_ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """[1] uint64 that differs when any (row, token) pair or their order differs, with high probability (FNV-like)."""
-    with np.errstate(over="ignore"):
-        mixed = (rows.astype(np.uint64) << np.uint64(32)) ^ token_ids.astype(np.uint32).astype(np.uint64)
-        mixed = (mixed + np.arange(1, len(mixed) + 1, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-        return np.array([(mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(dtype=np.uint64)], np.uint64)
+    """[1] uint64 that differs when any (row, token) pair or their order differs, with high probability."""
+    digest = blake2b(rows.astype(np.int32, copy=False).tobytes(), digest_size=8)
+    digest.update(token_ids.astype(np.int32, copy=False).tobytes())
+    return np.frombuffer(digest.digest(), np.uint64)

@@ -141,7 +141,7 @@ class EngineDriver:
     def step(self) -> None:
         """Plan what may be in flight; compute and commit the oldest."""
         while self.engine.can_plan() and (plan := self.engine.plan(self.now)) is not None:
-            self._in_flight.append(plan.SCHEMA.pack(plan.values()))
+            self._in_flight.append(bytearray(plan.SCHEMA.pack(plan.values())))
         if not self._in_flight:
             return
         packed = self._in_flight.popleft()

@@ -192,7 +192,7 @@ class WorkerHost:
         kind = RingKind.PLAN if isinstance(plan, StepPlan) else RingKind.MASKS
         slot = self.plans.slot()
         assert slot is not None, "the ring is full"
-        if plan.SCHEMA.packed_bytes(plan.values()) > self._slot_bytes:
+        if len(plan.SCHEMA.pack(plan.values())) > self._slot_bytes:
             sequence = self.plans.publish(0, RingKind.OVERSIZED)
             for peer in {peer for peer, _, _ in self.messages}:
                 message = OversizedPlan(generation=self.generation, sequence=sequence, kind=kind)

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from ...ipc.configuration import RequestRules
 from ...ipc.control import CoreLost, CoreStarted, ModelKnown, PhaseNotice, ToChild
 from ...ipc.frontend_messages import RejectKind
@@ -15,7 +17,7 @@ from ..text.encoding import TextWork
 from ..text.model_text import ModelText
 from .engine_client import EngineClient
 from .engine_host import EngineHost, OpenHost, supervised
-from .generation import Generation, GenerationRequest, SequenceOutput
+from .generation import Generation, GenerationListener, GenerationRequest, SequenceOutput
 from .outputs import RequestOutput, request_output
 from .refusals import RequestRefused
 from .sampling import SamplingParams, check_limits, check_prompt_logprobs
@@ -101,11 +103,32 @@ class AsyncLLM:
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[str]:
         """The text of one continuation, as it comes. Leaving the iteration ends the request."""
         listener = _QueueListener()
+        checked = _for_stream(params)
+        if not checked.detokenize:
+            raise RequestRefused(
+                "detokenize: a stream of text needs text; leave it True, or use stream_token_ids", param="detokenize"
+            )
         ids = await self._encoded(prompt)
         generation = self._submit(ids, params, 0, None, is_continuation=True, listener=listener)
         try:
             while (piece := await listener.pieces.get()) is not None:
                 yield piece
+        finally:
+            self._ready_client().abort(generation)
+        if generation.error is not None:
+            raise generation.error
+
+    async def stream_token_ids(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[list[int]]:
+        """The token ids of one continuation as they come: several at once where the reader is late. Makes no text,
+        so stop strings are refused. Leaving the iteration ends the request.
+        """
+        listener = _TokenListener()
+        ids = await self._encoded(prompt)
+        without_text = replace(_for_stream(params), detokenize=False)
+        generation = self._submit(ids, without_text, 0, None, is_continuation=True, listener=listener)
+        try:
+            while new := await listener.next():
+                yield new
         finally:
             self._ready_client().abort(generation)
         if generation.error is not None:
@@ -226,11 +249,9 @@ class AsyncLLM:
         cache_salt: str | None,
         *,
         is_continuation: bool,
-        listener: "_QueueListener | None" = None,
+        listener: GenerationListener | None = None,
     ) -> Generation:
-        if params is not None and not isinstance(params, SamplingParams):
-            raise RequestRefused(f"params: give SamplingParams, not {type(params).__name__}", param="params")
-        checked = (params or SamplingParams()).checked()
+        checked = _given(params).checked()
         check_limits(checked, self._rules.limits)
         check_prompt_logprobs(checked, len(ids), self._rules.limits)
         request = GenerationRequest(
@@ -271,6 +292,61 @@ class _QueueListener:
     def end(self, generation: Generation) -> None:
         """The end."""
         self.pieces.put_nowait(None)
+
+
+class _TokenListener:
+    """Token ids for an iterator, which takes all that have come since it last looked."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._num_taken = 0
+        self._has_ended = False
+        self._waiting: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def next(self) -> list[int]:
+        """At least one id; none at the end."""
+        if self._num_taken == len(self._token_ids) and not self._has_ended:
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        new = self._token_ids[self._num_taken :]
+        self._num_taken += len(new)
+        return new
+
+    def open_sequence(self, sequence: SequenceOutput) -> Self:
+        """One stream has one sequence."""
+        self._token_ids = sequence.token_ids
+        sequence.hear(self._wake)
+        return self
+
+    def show(self, text: str) -> None:
+        """Nothing is made of the tokens."""
+
+    def finish(self) -> None:
+        """`end` follows."""
+
+    def end(self, generation: Generation) -> None:
+        """The end."""
+        self._has_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+
+def _given(params: SamplingParams | None) -> SamplingParams:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise RequestRefused(f"params: give SamplingParams, not {type(params).__name__}", param="params")
+    return params or SamplingParams()
+
+
+def _for_stream(params: SamplingParams | None) -> SamplingParams:
+    given = _given(params)
+    if given.n != 1:
+        raise RequestRefused(f"n: a stream has one choice, not {given.n}; use generate, or stream several", param="n")
+    return given
 
 
 def _token_ids(prompt: Prompt) -> list[int]:

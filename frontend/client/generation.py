@@ -12,12 +12,13 @@ from typing import Protocol
 from msgspec import Struct
 
 from ...ipc.frontend_messages import FinishReason
-from ..text.detokenizer import Detokenizer
+from ..text.detokenizer import Detokenizer, NoText
 from ..text.model_text import ModelText
 from ..text.stop_strings import StopMatcher, StopStrings
 from .sampling import SamplingParams
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
+_NO_TEXT = NoText()
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -75,7 +76,6 @@ class SequenceOutput:
         "finish_reason",
         "generation",
         "logprobs",
-        "num_tokens",
         "stop_reason",
         "token_ids",
     )
@@ -90,12 +90,26 @@ class SequenceOutput:
         self._num_shown_bytes = 0
         self._num_logprob_bytes = 0
         self.choice = choice
-        self.num_tokens = 0
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []  # those not yet taken
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self.deliver: Callable[[int], None] = self._deliver if matcher is None else self._deliver_matching
+        self.deliver: Callable[[int], None] = self._way_of_tokens()
+
+    @property
+    def num_tokens(self) -> int:
+        """Those so far."""
+        return len(self.token_ids)
+
+    def hear(self, on_token: Callable[[], object]) -> None:
+        """Call this after every token, for a listener that reads `token_ids`; set once, before any token."""
+        take = self.deliver
+
+        def deliver(token_id: int) -> None:
+            take(token_id)
+            on_token()
+
+        self.deliver = deliver
 
     def listen(self, listener: SequenceListener) -> None:
         """Where text goes; set once, before any token."""
@@ -123,7 +137,6 @@ class SequenceOutput:
                 reason is FinishReason.STOP_TOKEN and not params.include_stop_str_in_output
             )
             if hides:
-                self.num_tokens += 1
                 self.token_ids.append(last_token)
                 del self.logprobs[-1:]
             else:
@@ -135,15 +148,18 @@ class SequenceOutput:
         """Take no more tokens and show nothing more."""
         self.deliver = _ignore
 
+    def _way_of_tokens(self) -> Callable[[int], None]:
+        if self._detokenizer is _NO_TEXT:
+            return self.token_ids.append
+        return self._deliver if self._matcher is None else self._deliver_matching
+
     def _deliver(self, token_id: int) -> None:
-        self.num_tokens += 1
         self.token_ids.append(token_id)
         text = self._add(token_id)
         if text:
             self._show(text)
 
     def _deliver_matching(self, token_id: int) -> None:
-        self.num_tokens += 1
         self.token_ids.append(token_id)
         text = self._add(token_id)
         if text:
@@ -315,7 +331,7 @@ class Generation:
 
     def _open_sequence(self, choice: int, strings: StopStrings | None, context: Sequence[int]) -> SequenceOutput:
         params = self.request.params
-        detokenizer = self._model.detokenizers.start(skip_special_tokens=params.skip_special_tokens, continues=context)
+        detokenizer = self._detokenizer(params, context)
         matcher = None if strings is None else strings.start(include_stop=params.include_stop_str_in_output)
         sequence = SequenceOutput(self, choice, detokenizer, matcher)
         listener = None if self._listener is None else self._listener.open_sequence(sequence)
@@ -324,6 +340,11 @@ class Generation:
             self._collected.append(listener)
         sequence.listen(listener)
         return sequence
+
+    def _detokenizer(self, params: SamplingParams, context: Sequence[int]) -> Detokenizer:
+        if not params.detokenize:
+            return _NO_TEXT
+        return self._model.detokenizers.start(skip_special_tokens=params.skip_special_tokens, continues=context)
 
 
 def finite(logprob: float) -> float:

@@ -37,7 +37,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     """Sampling of one request. A field left None takes the model's default (generation_config.json), else the API's.
 
     `logprobs` and `prompt_logprobs` are the number of alternatives per token; 0 gives only the token's own.
-    `max_tokens` None means: as many as fit.
+    `max_tokens` None means: as many as fit. `detokenize` False makes token ids only: the text stays empty.
     """
 
     n: Annotated[int, Meta(ge=1, le=INT32_MAX)] = 1
@@ -59,6 +59,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
     skip_special_tokens: bool = True
+    detokenize: bool = True
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -70,9 +71,16 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             _check_finite(name, getattr(self, name))
         try:
-            return msgspec.convert(msgspec.to_builtins(self, str_keys=False), SamplingParams)
+            checked = msgspec.convert(msgspec.to_builtins(self, str_keys=False), SamplingParams)
         except msgspec.ValidationError as error:
             raise refusal_of(error) from None
+        if checked.stop_strings and not checked.detokenize:
+            raise RequestRefused(
+                "stop: stop strings are looked for in the text, and without detokenizing there is none; give "
+                "stop_token_ids, or leave detokenize True",
+                param="stop",
+            )
+        return checked
 
 
 class TokenRoom(Struct, frozen=True):

@@ -20,6 +20,17 @@ class Detokenizer(Protocol):
         """What an incomplete character leaves (a replacement character); nothing else follows."""
 
 
+class NoText:
+    """For whoever wants token ids only."""
+
+    def __init__(self) -> None:
+        self.add: Callable[[int], str] = lambda id: ""
+
+    def flush(self) -> str:
+        """Nothing."""
+        return ""
+
+
 class ByteTexts:
     """What each id shows: its bytes, and its text where the bytes are whole characters."""
 

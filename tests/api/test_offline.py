@@ -116,12 +116,24 @@ def test_chat(llm: LLM) -> None:
         (SamplingParams(logprobs=10**6), "logprobs"),
         (SamplingParams(min_tokens=9, max_tokens=3), "min_tokens"),
         (SamplingParams(seed="x"), "seed"),  # type: ignore[arg-type]
+        (SamplingParams(stop="x", detokenize=False), "stop: .*stop_token_ids, or leave detokenize True"),
     ],
 )
 def test_wrong_sampling_names_the_field(llm: LLM, params: SamplingParams, named: str) -> None:
     with pytest.raises(RequestRefused, match=named):
         llm.generate("x", params, show_progress=False)
     assert llm.generate("x", show_progress=False)[0].outputs[0].text == "x"
+
+
+def test_without_detokenizing_there_are_ids_alone(llm: LLM) -> None:
+    [with_text] = llm.generate("one two three", SamplingParams(logprobs=0), show_progress=False)
+    [output] = llm.generate("one two three", SamplingParams(logprobs=0, detokenize=False, n=2), show_progress=False)
+    [chat] = llm.chat([{"role": "user", "content": "Hi"}], SamplingParams(detokenize=False), show_progress=False)
+    assert chat.outputs[0].text == "" and chat.outputs[0].token_ids
+    for choice in output.outputs:
+        assert choice.text == "" and choice.finish_reason == "stop"
+        assert choice.token_ids == with_text.outputs[0].token_ids
+        assert choice.logprobs == with_text.outputs[0].logprobs
 
 
 def test_a_full_queue_is_waited_for(llm: LLM, core: FakeCore) -> None:
@@ -160,3 +172,51 @@ async def test_async_stream(core: FakeCore, model_directory: Path) -> None:
         )
         assert [len(output.outputs[0].token_ids) for output in both] == [3, 3]
         assert len(core.aborts) == before + 1
+
+
+async def test_a_stream_of_token_ids(core: FakeCore, model_directory: Path) -> None:
+    core.script, core.step_s, core.max_queued = echo, 0.001, None
+    core.incarnation = 1
+    async with AsyncLLM(host=opening(core, model_directory)) as llm:
+        whole = await llm.generate("one two three")
+        lists = [new async for new in llm.stream_token_ids("one two three", SamplingParams(logprobs=0))]
+        assert all(lists) and len(lists) > 1
+        assert [id for new in lists for id in new] == whole.outputs[0].token_ids
+        late = []
+        async for new in llm.stream_token_ids(whole.prompt_token_ids):
+            late.append(new)
+            await asyncio.sleep(0.1)
+        assert len(late) <= 3 and [id for new in late for id in new] == whole.outputs[0].token_ids
+        core.script = lambda submit, prompt, choice: [5] * 2000
+        before = len(core.aborts)
+        stream = llm.stream_token_ids("x")
+        assert set(await anext(stream)) == {5}
+        await stream.aclose()
+        await asyncio.sleep(0.05)
+        assert len(core.aborts) == before + 1
+
+
+async def test_streams_refuse_what_they_cannot_show(core: FakeCore, model_directory: Path) -> None:
+    core.incarnation = 1
+    async with AsyncLLM(host=opening(core, model_directory)) as llm:
+        for stream, params, text in (
+            (llm.stream_token_ids, SamplingParams(n=2), "n: a stream has one choice"),
+            (llm.stream, SamplingParams(n=2), "n: a stream has one choice"),
+            (llm.stream_token_ids, SamplingParams(stop="x"), "stop: .*give stop_token_ids"),
+            (llm.stream, SamplingParams(detokenize=False), "use stream_token_ids"),
+        ):
+            with pytest.raises(RequestRefused, match=text):
+                await anext(stream("x", params))
+
+
+async def test_a_stream_of_token_ids_fails_with_its_core(core: FakeCore, model_directory: Path) -> None:
+    core.script, core.step_s, core.max_queued = (lambda submit, prompt, choice: [5] * 1000), 0.01, None
+    core.incarnation = 1
+    async with AsyncLLM(host=opening(core, model_directory)) as llm:
+        stream = llm.stream_token_ids("x")
+        await anext(stream)
+        HOSTS[-1].watch(CoreLost(core.incarnation, "killed"))
+        with pytest.raises(RequestFailed, match="killed"):
+            async for _ in stream:
+                pass
+    core.live.clear()

@@ -68,8 +68,8 @@ FRONTEND_BREAKS = (
     Break(
         "S5: the token that ends the text is not counted",
         "frontend/client/generation.py",
-        "                self.num_tokens += 1\n                self.token_ids.append(last_token)\n",
         "                self.token_ids.append(last_token)\n",
+        "",
         (*ANSWERS, "-k", "s5 or s6 or s9"),
     ),
     Break(

@@ -39,7 +39,6 @@ _NEEDS_S = {"trimaran": 30.0, "vllm": 100.0}
 
 
 def run(bench: Bench) -> None:
-    bench.notes.append("Trimaran's offline API makes text of every token; vLLM runs without detokenizing")
     for engine in bench.engines():
         for shape, plan in PLANS.items():
             chosen = QUICK if bench.is_quick else plan
