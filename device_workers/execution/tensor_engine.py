@@ -157,6 +157,7 @@ class TensorEngine:
             parts.communicator,
             self._device,
             self._fused_kernels(),
+            self._kernels["decode_attention"] if self._serves("decode_attention") else None,
         )
         max_blocks = -(-settled.max_model_len // settled.block_size)
         self._table = RowTable(max_blocks, max_sequences)
@@ -184,11 +185,13 @@ class TensorEngine:
 
     def _fused_kernels(self) -> FusedKernels | None:
         """None where the plain references would have to serve: they are slower than the ordinary path."""
-        names, registry = FusedKernels.__dataclass_fields__, self._parts.registry
-        chosen = {resolution.kernel: resolution.chosen for resolution in self._kernels.resolutions}
-        if any(chosen[name] == registry.chain(name)[-1].name for name in names):
-            return None
-        return FusedKernels(**{name: self._kernels[name] for name in names})
+        names = FusedKernels.__dataclass_fields__
+        return FusedKernels(**{name: self._kernels[name] for name in names}) if all(map(self._serves, names)) else None
+
+    def _serves(self, name: str) -> bool:
+        """Whether anything but the plain reference was found for a kernel that only saves time."""
+        chosen = next(found.chosen for found in self._kernels.resolutions if found.kernel == name)
+        return chosen != self._parts.registry.chain(name)[-1].name
 
     def _plan_memory(self) -> MemoryPlan:
         parts, memory = self._parts, self._parts.backend.memory_facts()
@@ -264,8 +267,9 @@ class TensorEngine:
             return f"{Clause.GRAPH_CAPTURE}: {self._parts.graph_refusal}"
         if self._parts.communicator is not None:
             return "collectives between ranks cannot be recorded"
-        fused = FusedKernels.__dataclass_fields__ if self._decoder.fuses_decodes else {}
-        names = (*DecoderKernels.__dataclass_fields__, *fused)
+        names = [*DecoderKernels.__dataclass_fields__, *filter(self._serves, FusedKernels.__dataclass_fields__)]
+        if self._graphs.hold_tokens:
+            names.append("greedy_sample")
         eager = [name for name in names if not self._kernels[name].capturable]
         return f"not capturable: {', '.join(eager)}" if eager else None
 
@@ -370,6 +374,8 @@ class TensorEngine:
         is_fused = name in FusedKernels.__dataclass_fields__
         if is_fused:
             self._decoder.fuses_decodes = False
+        if name == "decode_attention" and not self._serves(name):
+            self._decoder.decode_attention = None
         is_recorded = is_fused or name in DecoderKernels.__dataclass_fields__ or name == "greedy_sample"
         if self._graphs.are_captured and is_recorded:
             self._graphs.drop()

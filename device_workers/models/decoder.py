@@ -144,6 +144,7 @@ class Decoder:
         communicator: Communicator | None,
         device: torch.device,
         fused: FusedKernels | None = None,
+        decode_attention: Kernel | None = None,
     ) -> None:
         self.config = config
         self.shard = shard
@@ -157,6 +158,8 @@ class Decoder:
             self._fused = FusedDecode(config, shard, weights, fused, self._cos_sin, device)
         self.fuses_decodes = self._fused is not None
         """May be set to False: later passes then take the ordinary path."""
+        self.decode_attention = decode_attention
+        """What decodes take instead of rotary positions, write and attention one by one; may be set to None."""
 
     def _path(self, num_tokens: int, *, is_decode: bool) -> FusedDecode | None:
         """The fused path, if steps like this take it."""
@@ -217,8 +220,48 @@ class Decoder:
         cache: tuple[torch.Tensor, torch.Tensor],
         window: int,
     ) -> None:
+        self._kernels.linear(act["qkv"], act["normed"], layer.qkv)
+        if batch.is_decode and self.decode_attention is not None:
+            self._attend_to_decodes(self.decode_attention, layer, act, batch, cache, window)
+        else:
+            self._attend_to_any(layer, act, batch, cache, window)
+        self._kernels.linear(act["delta"], act["attended"].flatten(1), layer.output)
+        self._sum_over_ranks(act["delta"])
+
+    def _attend_to_decodes(
+        self,
+        decode_attention: Kernel,
+        layer: LayerWeights,
+        act: dict[str, torch.Tensor],
+        batch: StepTensors,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        window: int,
+    ) -> None:
+        decode_attention(
+            act["attended"].flatten(1),
+            act["qkv"],
+            batch.positions,
+            batch.slots,
+            self._cos_sin,
+            *cache,
+            layer.q_norm,
+            layer.k_norm,
+            self.config.rms_norm_eps,
+            batch.block_tables,
+            batch.rows,
+            self.config.head_dim**-0.5,
+            window,
+        )
+
+    def _attend_to_any(
+        self,
+        layer: LayerWeights,
+        act: dict[str, torch.Tensor],
+        batch: StepTensors,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        window: int,
+    ) -> None:
         kernels, (keys, values) = self._kernels, cache
-        kernels.linear(act["qkv"], act["normed"], layer.qkv)
         kernels.rotary_and_kv_write(
             act["q"],
             act["qkv"],
@@ -243,8 +286,6 @@ class Decoder:
             self.config.head_dim**-0.5,
             window,
         )
-        kernels.linear(act["delta"], act["attended"].flatten(1), layer.output)
-        self._sum_over_ranks(act["delta"])
 
     def logits(self, residual_RD: torch.Tensor, delta_RD: torch.Tensor | None) -> torch.Tensor:
         """Float32 `[R, V]` of the hidden states `residual + delta`, the same on every rank; valid until the next call.

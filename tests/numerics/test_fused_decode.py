@@ -27,8 +27,8 @@ def plain_kernels(profile: Any) -> FusedKernels:
     return FusedKernels(**{name: last.load(profile, problem, Services()) for name, last in chains.items()})
 
 
-def started(model: Path, cache: Path, *, fuses: bool) -> tuple[TensorEngine, list[torch.Tensor]]:
-    """An engine, and the logits that it will have computed."""
+def started(model: Path, cache: Path, *, fuses: bool, attends: bool = False) -> tuple[TensorEngine, list[torch.Tensor]]:
+    """An engine, and the logits that it will have computed. `attends`: decodes take the one kernel of attention."""
     plain = ("cpp_linear",)
     engine, _ = start_engine(model, cache, dtype="float32", without_kernels=plain, enforce_eager=True)
     assert isinstance(engine, TensorEngine)
@@ -38,6 +38,8 @@ def started(model: Path, cache: Path, *, fuses: bool) -> tuple[TensorEngine, lis
         parts = (old.config, old.shard, old._weights, old._kernels, old._activations, 256, None, torch.device("cpu"))
         engine._decoder = Decoder(*parts, plain_kernels(engine.profile))
         assert engine._decoder.fuses_decodes
+    if attends:
+        engine._decoder.decode_attention = plain_kernels(engine.profile).decode_attention
     made: list[torch.Tensor] = []
     compute = engine._decoder.logits
 
@@ -73,6 +75,20 @@ def test_logits_are_those_of_the_ordinary_path(
     assert found[0][0] == found[1][0]
     for ordinary, fused in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(fused, ordinary, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama_biases", "mistral_window"])
+def test_one_kernel_of_attention_gives_the_same_logits(tmp_path: Path, cache: Path, name: str) -> None:
+    save(VARIANTS[name], tmp_path)
+    found = []
+    for attends in (False, True):
+        engine, logits = started(tmp_path, cache, fuses=False, attends=attends)
+        rows = [Row(row=7 - index, tokens=list(range(5 + index, 35))) for index in range(5)]
+        StepDriver(engine).generate(rows, NUM_TOKENS)
+        found.append(([row.tokens for row in rows], logits))
+    assert found[0][0] == found[1][0]
+    for ordinary, attended in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(attended, ordinary, rtol=0, atol=2e-4)
 
 
 def test_packed_weights_leave_the_ordinary_path(tmp_path: Path, cache: Path) -> None:
