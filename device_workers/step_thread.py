@@ -40,6 +40,7 @@ from .rings import WorkerRings
 _MAX_ERROR_CHARACTERS = 2000
 _LOOK_S = 0.2
 """How often a waiting step thread looks whether it should stop or change rings."""
+_MASKED = int(WorkFlag.MASKED)  # numpy is slow with the enum itself
 _MOST_RUNNING = 2
 """Steps given to the device at a time: one runs, the next is queued."""
 _SPIN_S = 0.002
@@ -293,7 +294,7 @@ class StepThread:
         step = int(plan.step[0])
         try:
             self._engine.forward(plan)
-            masks = self._masks(step) if (plan.flags & WorkFlag.MASKED).any() else None
+            masks = self._masks(step) if (plan.flags & _MASKED).any() else None
             self._running.append(self._engine.sample(masks))
         except MemoryError as error:
             self._failed(step, StepErrorKind.OUT_OF_MEMORY, plan, error)

@@ -31,6 +31,8 @@ _SAMPLED: dict[str, tuple[type[np.generic], str]] = {
     "seeds": (np.int64, "seeds"),
     "choices": (np.int32, "choices"),
 }
+_SAMPLES, _FROM_DEVICE, _GREEDY = int(WorkFlag.SAMPLES), int(WorkFlag.FROM_DEVICE), int(RowFlag.GREEDY)
+"""As numbers: numpy is slow with the enums themselves."""
 DRAW_PARAMETERS = (*_SAMPLED, "draw_positions")
 _NONE: Array = np.empty(0, np.int64)
 _MOST_CHANGES = 4096  # block table entries that one copy carries; more go in several
@@ -139,10 +141,10 @@ class BatchBuilder:
         host["query_starts"][1 : num_sequences + 1] = ends
         host["kv_lengths"][:num_sequences] = lengths
         host["rows"][:num_sequences] = rows
-        sampled = np.nonzero(flags & WorkFlag.SAMPLES)[0]
+        sampled = np.nonzero(flags & _SAMPLES)[0]
         row_flags = self._table.columns["flags"][rows[sampled]]
         is_greedy = self._fill_sampled(host, rows[sampled], row_flags, ends[sampled] - 1, lengths[sampled])
-        is_plain = bool((row_flags == RowFlag.GREEDY).all())
+        is_plain = bool((row_flags == _GREEDY).all())
         if size.num_tokens > num_tokens or size.num_sequences > num_sequences:
             _pad(host, StepSize(num_tokens, num_sequences), size)
         self._push(size, len(places))
@@ -152,7 +154,7 @@ class BatchBuilder:
         self, host: Mapping[str, Array], plan: StepPlan, rows: Array, ends: Array, num_tokens: int
     ) -> None:
         """A token that the device has sampled itself is named by its row: see the kernel `embed`."""
-        starts, from_device = plan.starts, (plan.flags & WorkFlag.FROM_DEVICE) != 0
+        starts, from_device = plan.starts, (plan.flags & _FROM_DEVICE) != 0
         if num_tokens == len(rows):
             positions, rows_of_tokens, is_sampled = starts, rows, from_device
         else:
@@ -178,7 +180,7 @@ class BatchBuilder:
         host["sampled_places"][num_sampled:] = 0
         host["sampled_rows"][:num_sampled] = rows
         host["sampled_rows"][num_sampled:] = self._no_row
-        greedy = (row_flags & RowFlag.GREEDY) != 0
+        greedy = (row_flags & _GREEDY) != 0
         if greedy.all():
             return True
         for name, (kind, column) in _SAMPLED.items():

@@ -45,6 +45,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger("trimaran.worker")
 
+_PROMPT_LOGPROBS = int(WorkFlag.PROMPT_LOGPROBS)  # numpy is slow with the enum itself
 _NO_ROWS: Array = np.empty(0, np.int64)
 
 
@@ -285,7 +286,7 @@ class TensorEngine:
             self._penalties.take(history)
         self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
         # A recording leaves logits in the place of the hidden states, which prompt logprobs would still need.
-        replays = not (self._graphs.hold_tokens and (plan.flags & WorkFlag.PROMPT_LOGPROBS).any())
+        replays = not (self._graphs.hold_tokens and (plan.flags & _PROMPT_LOGPROBS).any())
         size = StepSize(int(plan.counts.sum()), len(plan.rows))
         self._batch = self._builder.build(plan, self._graphs.padded(size) if replays else size)
         self._clock.note("build")
@@ -386,7 +387,7 @@ class TensorEngine:
 
     def _prompt_logprobs(self, plan: StepPlan, batch: Batch, readback: Readback) -> PromptLogprobs | None:
         """Of the targets of the items that ask, computed in slices so that the logits stay small."""
-        items = np.nonzero(batch.flags & WorkFlag.PROMPT_LOGPROBS)[0]
+        items = np.nonzero(batch.flags & _PROMPT_LOGPROBS)[0]
         if not len(items):
             return None
         rows, counts = batch.rows[items], plan.target_counts.copy()

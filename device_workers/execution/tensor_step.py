@@ -21,6 +21,8 @@ from .sampler import PendingLogprobs, Sampled
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_INVALID = np.uint8(ResultFlag.INVALID)
+
 
 @dataclass(frozen=True)
 class PromptLogprobs:
@@ -130,7 +132,7 @@ class TensorStep:
         columns = {
             "rows": rows,
             "token_ids": ids,
-            "flags": np.where(broken, ResultFlag.INVALID, 0).astype(np.uint8),
+            "flags": broken.view(np.uint8) * _INVALID,
             "tokens_hash": hash_tokens(rows, ids),
             "logprob_rows": self.sampled.logprob_rows.astype(np.int32),
         }

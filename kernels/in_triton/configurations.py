@@ -77,7 +77,7 @@ _DEFAULTS: dict[str, Configuration] = {
         "keys": 64,
         "warps": 4,
         "stages": 2,
-        "max_splits": 32,
+        "max_splits": 64,
         "crowd_keys": 64,
         "crowd_warps": 2,
         "crowd_stages": 3,
@@ -109,7 +109,7 @@ _ROWS: dict[str, dict[str, Configuration]] = {
     "linear_add": {**_EARLY_START, "sm_100": {"num_warps": 8, "pdl": 1}, "rdna": {"rows": 2, "num_warps": 8}},
     "decode_attention": {
         **_EARLY_START,
-        "sm_90": {"keys": 128, "warps": 8, "stages": 3, "pdl": 1},
+        "sm_90": {"warps": 8, "stages": 1, "pdl": 1},
     },
 }
 """Kernel -> architecture or family -> what differs from the default."""

@@ -9,7 +9,8 @@ token's own key and value do not come from the cache; the first program writes t
 
 A few tokens leave the device waiting for memory, so the next keys and values are asked for before the last are used
 (EARLY); with PDL the first of them before the kernel ahead has ended: they, the block tables, positions and slots were
-there before the step began. A crowd of tokens fills the device: small tiles of few warps then, in the compiler's order.
+there before the step began. More tokens, a crowd, are done in tiles of
+fewer warps, in the compiler's order.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from .configurations import (
 from .launching import TritonKernel, next_power_of_two
 
 _LOG2_E = 1.4426950408889634
+_FEW_TOKENS = 2
 _PART_REGISTERS = 64
 """Of a thread, for the parts that it has asked for."""
 _NOTHING = tl.constexpr(-1.0e30)  # below every score
@@ -226,7 +228,6 @@ class TritonDecodeAttention(TritonKernel):
         self._few = self._tile(configuration, "", head_bytes, problem.dtype)
         self._crowd = self._tile(configuration, "crowd_", head_bytes, problem.dtype)
         self._max_splits = min(16, configuration["max_splits"]) if is_wide else configuration["max_splits"]
-        self._crowd_programs = profile.capability.num_multiprocessors or 64
         self._precision = dot_precision(architecture)
         self._pdl = starts_early(architecture, configuration)
         num_parts = self._max_splits * problem.num_heads  # tokens divide the splits among them
@@ -253,7 +254,7 @@ class TritonDecodeAttention(TritonKernel):
         )
         num_tokens, (block_size, num_kv_heads, head_dim) = len(out), k_cache.shape[1:]
         num_splits = 1 << (max(1, self._max_splits // max(1, num_tokens)).bit_length() - 1)
-        is_crowd = num_tokens * num_kv_heads >= self._crowd_programs
+        is_crowd = num_tokens > _FEW_TOKENS
         tile = self._crowd if is_crowd else self._few
         heads_at_once = max(1, _PART_REGISTERS * 32 * tile["num_warps"] // (num_splits * self._padded))
         assert out.is_contiguous() and qkv.is_contiguous()
