@@ -25,6 +25,7 @@ class Reference:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
+        self.device = next(model.parameters()).device
         self._known: dict[tuple[int, ...], Scores] = {}
 
     def scores(self, tokens: Sequence[int]) -> Scores:
@@ -36,7 +37,7 @@ class Reference:
     def _compute(self, tokens: tuple[int, ...]) -> Scores:
         ids = torch.tensor([tokens])
         with torch.inference_mode():
-            logits = self.model(ids).logits[0, :-1].float()
+            logits = self.model(ids.to(self.device)).logits[0, :-1].float().cpu()
         targets = ids[0, 1:, None]
         norms = logits.logsumexp(-1, keepdim=True)
         own, top = logits.gather(1, targets), logits.topk(NUM_TOP, dim=-1)

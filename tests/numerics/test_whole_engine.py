@@ -144,8 +144,8 @@ def compare_with_generate(
     for prompt in prompts:
         with torch.inference_mode():
             said = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                torch.tensor([prompt], device=reference.device),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=reference.device),
                 max_new_tokens=NUM_TOKENS,
                 min_new_tokens=NUM_TOKENS,
                 do_sample=False,
