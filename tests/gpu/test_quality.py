@@ -37,7 +37,8 @@ MEAN_LIMIT, WORST_LIMIT = 0.02, 0.35
 """Of the difference of a token's log probability between bfloat16 and float32, over prompts and outputs."""
 
 TRITON = tuple(found.name for found in CATALOG if found.name.startswith("triton_"))
-HOPPERS = tuple(name for name in TRITON if name.endswith("_bulk") or "cudnn" in name) + (
+HOPPERS = (
+    *(name for name in TRITON if name.endswith("_bulk")),
     "triton_norm_linear",
     "triton_norm_gate_up",
     "triton_linear_add",
