@@ -88,7 +88,10 @@ class KernelSet:
         *,
         num_ranks: int,
         on_changed: Callable[[str], None],
+        synchronize: Callable[[], None],
     ) -> None:
+        """`synchronize` waits for the device, and raises where it is broken for good."""
+        self._synchronize = synchronize
         self._registry, self._profile = registry, profile
         self._services, self._choices = services, choices
         self._num_ranks = num_ranks
@@ -124,12 +127,24 @@ class KernelSet:
         finally:
             self._is_recording = False
 
+    def _check_device(self, name: str, error: Exception) -> None:
+        """A device that broke says so at whatever is launched next: that kernel is not to blame, and no other can run.
+
+        Raises DeviceFault.
+        """
+        try:
+            self._synchronize()
+        except RuntimeError as broken:
+            reason = failure_text(broken)
+            raise DeviceFault(f"the device broke, as the launch of kernel {name} showed: {reason}") from error
+
     def _replace(self, name: str, error: Exception) -> Kernel:
         """Raises StepFailed where nothing can take over, and DeviceFault where weights are packed for the one that
         failed or ranks would come to disagree: the group that starts again finds the verdict.
         """
         if self._is_recording:
             raise _FailedInRecording(name, error)
+        self._check_device(name, error)
         failed = self._found[name]
         reason = f"failed while serving: {failure_text(error)}"
         try:

@@ -98,6 +98,7 @@ class TensorEngine:
             parts.choices,
             num_ranks=1 if parts.communicator is None else parts.communicator.num_ranks,
             on_changed=self._kernel_changed,
+            synchronize=parts.backend.synchronize,
         )
         self._link = HostLink(parts.backend)
         self._batch: Batch | None = None

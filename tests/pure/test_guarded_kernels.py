@@ -45,11 +45,22 @@ class Bench:
         names = ("first", "second", "third")[: len(errors)]
         catalog = [self._link(kernel, name, error) for name, error in zip(names, errors, strict=True)]
         choices = KernelChoices({} if pin is None else {kernel: pin}, frozenset())
+        self.is_broken = False
         self.kernels = KernelSet(
-            Registry(catalog), CPU, Services(), choices, num_ranks=num_ranks, on_changed=self.changed.append
+            Registry(catalog),
+            CPU,
+            Services(),
+            choices,
+            num_ranks=num_ranks,
+            on_changed=self.changed.append,
+            synchronize=self._synchronize,
         )
         self.kernels.load(kernel, PROBLEM)
         self.kernel: Any = self.kernels[kernel]
+
+    def _synchronize(self) -> None:
+        if self.is_broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nand many lines more")
 
     def _link(self, kernel: str, name: str, error: BaseException | None) -> DeclaredImplementation:
         def load(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
@@ -152,3 +163,13 @@ def test_a_recording_of_a_pinned_one_fails_with_its_reason() -> None:
     bench = Bench("embed", BAD, None, pin="first")
     with pytest.raises(StepFailed, match="drop the pin"), bench.kernels.recording():
         bench.kernel()
+
+
+@pytest.mark.user_pain("C8")
+def test_a_broken_device_is_no_fault_of_the_kernel_that_met_it() -> None:
+    """Nothing is demoted: the kernel that broke it was another one, and nothing can run there any more."""
+    bench = Bench("embed", BAD, None)
+    bench.is_broken = True
+    with pytest.raises(DeviceFault, match=r"the launch of kernel embed showed: RuntimeError: CUDA error: an illegal"):
+        bench.kernel()
+    assert not bench.changed and not bench.kernels.resolutions[0].demoted
