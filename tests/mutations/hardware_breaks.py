@@ -79,10 +79,9 @@ HARDWARE_BREAKS = (
     Break(
         "A7: half penalised logits are penalised again",
         ENGINE,
-        "                logits_SV = self._logits_at(batch.ends[items] - 1)\n                return self._sampler",
+        "                logits_SV = self._logits_at(inputs.places_S) if recorded is None else recorded\n",
         "                kept = batch.__dict__\n"
-        "                logits_SV = kept.setdefault('logits', self._logits_at(batch.ends[items] - 1).clone())\n"
-        "                return self._sampler",
+        "                logits_SV = kept.setdefault('logits', self._logits_at(inputs.places_S).clone())\n",
         (*KERNELS, "-k", "no_stream_notices and apply_penalties"),
     ),
     Break(

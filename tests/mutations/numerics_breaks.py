@@ -32,10 +32,10 @@ NUMERICS_BREAKS = (
     Break(
         "log-probabilities are of the shaped logits",
         "device_workers/execution/sampler.py",
-        "raw = logits_SV[_index(wants_logprobs, device)] if len(wants_logprobs) else None\n",
+        "raw = logits_SV[self._link.send(wants_logprobs)] if len(wants_logprobs) else None\n",
         "raw = None\n        if len(wants_logprobs):\n"
         "            self._shape(logits_SV, rows, lengths, flags, table, masks)\n"
-        "            raw = logits_SV[_index(wants_logprobs, device)]\n",
+        "            raw = logits_SV[self._link.send(wants_logprobs)]\n",
         ("tests/numerics/test_whole_engine.py", "-k", "raw_logits"),
     ),
     Break(
@@ -62,16 +62,16 @@ NUMERICS_BREAKS = (
     ),
     Break(
         "a draw is keyed by the row instead of the position",
-        "device_workers/execution/sampler.py",
-        "            lengths.astype(np.int32),\n",
-        "            rows.astype(np.int32),\n",
+        "device_workers/execution/batch.py",
+        'host["draw_positions"][:num_sampled] = lengths\n',
+        'host["draw_positions"][:num_sampled] = rows\n',
         (*VARIANTS, "-k", "seed_survives"),
     ),
     Break(
         "choices of a request draw alike",
-        "device_workers/execution/sampler.py",
-        '            columns["choices"][rows],\n',
-        '            np.zeros_like(columns["choices"][rows]),\n',
+        "device_workers/execution/batch.py",
+        '    "choices": (np.int32, "choices"),\n',
+        '    "choices": (np.int32, "min_lengths"),\n',
         (*VARIANTS, "-k", "three_choices"),
     ),
     Break(
