@@ -10,12 +10,12 @@ import sys
 import tempfile
 import threading
 import time
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
-import openai
 import psutil
 
 ROLES = {"frontend": "frontend.http.process", "core": "engine_core.process", "worker": "device_workers.process"}
@@ -58,7 +58,13 @@ class Server:
         self.process: subprocess.Popen[str]
         self._reader: threading.Thread | None = None
         self.http = httpx.Client(base_url=self.url, timeout=60)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=60, max_retries=0)
+
+    @cached_property
+    def openai(self) -> Any:
+        """The official client. Made when asked for: where a GPU is lent it need not be installed."""
+        from openai import OpenAI
+
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=60, max_retries=0)
 
     def __enter__(self) -> "Server":
         try:
@@ -113,7 +119,8 @@ class Server:
         code = self.stop(limit_s)
         self._close_output()
         self.http.close()
-        self.openai.close()
+        if "openai" in self.__dict__:
+            self.openai.close()
         self._folder.cleanup()
         return code
 

@@ -57,6 +57,8 @@ def offer(kernel: str, fault: str, trigger: str, *, recorded: bool) -> tuple[Dec
         before, after = _IN_CALL.get(fault, _nothing), _AFTER_CALL.get(fault, _nothing)
         if fault == "under load":
             after = _under_load(kernel, Path(trigger))
+        elif fault == "breaks the device":
+            after = _break_device(Path(trigger))
         return FaultyKernel(chosen.load(profile, problem, services), before, after, capturable=recorded)
 
     return (DeclaredImplementation(name=f"bad_{kernel}", kernel=kernel, loader=load),)
@@ -104,6 +106,20 @@ def _under_load(kernel: str, trigger: Path) -> Act:
             if kernel == "fused_add_rms_norm":
                 _spoil(arguments[1:])
             raise RuntimeError("an illegal memory access was encountered")
+
+    return act
+
+
+def _break_device(trigger: Path) -> Act:
+    """Once: the trigger is used up, so that a worker that starts again finds a sound device."""
+
+    def act(arguments: tuple[Any, ...]) -> None:
+        if trigger.exists():
+            trigger.unlink()
+            import torch
+
+            far = torch.full((1,), 1 << 40, device=arguments[0].device)
+            torch.zeros(4, device=arguments[0].device)[far]  # the device notices, some time later
 
     return act
 
