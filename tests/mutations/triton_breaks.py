@@ -66,6 +66,13 @@ TRITON_BREAKS = (
         (*INTERPRETED, "block_sizes and bulk"),
     ),
     Break(
+        "A10: a chunk takes steps for seen by all that some rows have left behind",
+        f"{KERNELS}/paged_attention.py",
+        "whole = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS, all_see)",
+        "whole = tl.minimum(begin, all_see)",
+        (*INTERPRETED, "long_contexts and lean"),
+    ),
+    Break(
         "A16: spilled registers are no fault",
         "tools/compile_matrix.py",
         '    if entry["spilled"]:\n',
