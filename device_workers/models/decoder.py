@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.implementation import Communicator, Kernel, LinearKernel
+from ...kernels.implementation import Communicator, HostLengths, Kernel, LinearKernel
 from ..weights.source import WeightSource
 from .config import ModelConfig
 from .parameters import EMBEDDING, FINAL_NORM, HEAD, Parameter, layer_name, parameters
@@ -72,7 +72,7 @@ class DecoderWeights:
 @dataclass(frozen=True, kw_only=True)
 class StepTensors:
     """What a forward pass reads of a batch. Sequences own consecutive runs of tokens (see the paged attention
-    kernel).
+    kernel). `host`: the same starts and lengths, where a pass is of one step; a recorded one has none.
     """
 
     token_ids: torch.Tensor
@@ -83,6 +83,7 @@ class StepTensors:
     rows: torch.Tensor
     query_starts: torch.Tensor
     kv_lengths: torch.Tensor
+    host: HostLengths | None = None
 
 
 class Activations:
@@ -206,6 +207,7 @@ class Decoder:
             batch.kv_lengths,
             self.config.head_dim**-0.5,
             window,
+            batch.host,
         )
         kernels.linear(act["delta"], act["attended"].flatten(1), layer.output)
         self._sum_over_ranks(act["delta"])

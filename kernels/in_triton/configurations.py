@@ -5,7 +5,8 @@ measured on the device (`capability.best`) goes over both. Torch-free.
 
 Fields: `block` elements a program handles at once; `num_warps` of one program; `decode_keys`, `tile_keys`: cached
 positions an attention program takes at once when the head has 256 bytes (fewer for larger heads); `tile_rows`: query
-rows (tokens x heads of a group) of one tile; `*_stages`: loads in flight.
+rows (tokens x heads of a group) of one tile; `*_stages`: loads in flight; `least_tokens`: of a first chunk that cuDNN
+takes.
 
 Of `linear`: a program owns whole rows of a weight for up to `gemv_tokens` tokens (`small_tokens` where the weight has
 no more than `small_size` numbers), and matrix units take up to 16 where it has no more than `dot_size`, or is a head of
@@ -47,6 +48,7 @@ _DEFAULTS: dict[str, Configuration] = {
         "max_splits": 32,
     },
     "paged_attention_lean": {"tile_rows": 16, "tile_keys": 32, "tile_warps": 2, "tile_stages": 1},
+    "first_chunk_attention": {"least_tokens": 1024},
     "linear": {
         "gemv_tokens": 2,
         "small_tokens": 4,

@@ -408,7 +408,7 @@ class _PagedAttention(TritonKernel):
         return TensorDescriptor(cache, shape, strides, [1, num_keys, self._padded])
 
     def _tiles(self, arguments: tuple[Any, ...], *, takes_singles: bool) -> None:
-        out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window = arguments
+        out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window, *_ = arguments
         num_tokens, num_sequences, num_keys = q.shape[0], lengths.shape[0], self._num_keys("tile")
         num_rows = rows_of_head(self.configuration["tile_rows"], self._head_bytes, self._dtype)
         num_rows = max(num_rows, next_power_of_two(self._group))
@@ -464,7 +464,7 @@ class TritonPagedAttentionTiled(_PagedAttention):
             self._tiles(arguments, takes_singles=False)
 
     def _singles(self, arguments: tuple[Any, ...], *, by_token: bool) -> None:
-        out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window = arguments
+        out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window, *_ = arguments
         num_places = q.shape[0] if by_token else lengths.shape[0]
         num_sequences, num_kv_heads, num_keys = lengths.shape[0], k_cache.shape[2], self._num_keys("decode")
         num_splits = self.num_splits(num_places, tables.shape[1] * k_cache.shape[1])
