@@ -277,6 +277,12 @@ def _tile_step(
         else:
             k = _rows_of_cache(keys, block, slots, k_strides, group, channels, inside, D, D < DP, MASKED)
             scores = tl.dot(query, k.T, input_precision=PRECISION)
+    if BULK:
+        v = values.load([group, block * S + start % S, 0]).reshape(KEYS, DP)
+        if MASKED:
+            v = tl.where(inside[:, None], v, tl.zeros_like(v))
+    else:
+        v = _rows_of_cache(values, block, slots, v_strides, group, channels, inside, D, D < DP, MASKED)
     if MASKED:
         distance = positions_of_rows[:, None] - positions[None, :]
         seen = (distance >= 0) & inside[None, :]
@@ -288,12 +294,6 @@ def _tile_step(
     shrunk = tl.exp2(most - higher)
     total = total * shrunk + tl.sum(weights, 1)
     acc = acc * shrunk[:, None]
-    if BULK:
-        v = values.load([group, block * S + start % S, 0]).reshape(KEYS, DP)
-        if MASKED:
-            v = tl.where(inside[:, None], v, tl.zeros_like(v))
-    else:
-        v = _rows_of_cache(values, block, slots, v_strides, group, channels, inside, D, D < DP, MASKED)
     acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
     return higher, total, acc
 
@@ -345,9 +345,13 @@ def tile_kernel(
     all_see = (lowest + 1) // KEYS * KEYS
     if HAS_WINDOW:
         begin = tl.maximum(lowest - window + 1, 0) // KEYS * KEYS
-        whole = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS, all_see)
+        if BULK:
+            whole = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS, all_see)
+        else:  # masks cost the least there, and one more loop more scalar registers than AMD's devices have
+            all_see = begin
+    FIRST: tl.constexpr = 1 if not HAS_WINDOW else (0 if BULK else 2)
     bounds = (begin, whole, all_see, end)
-    for part in tl.static_range(0 if HAS_WINDOW else 1, 3):  # some rows see no more; all rows see; some do not yet
+    for part in tl.static_range(FIRST, 3):  # some rows see no more; all rows see; some do not yet
         for start in range(bounds[part], bounds[part + 1], KEYS):
             most, total, acc = _tile_step(
                 query, q_rows, has_query, positions_of_rows, keys, values, table, start, end, group, k_strides,

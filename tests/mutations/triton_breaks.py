@@ -71,7 +71,7 @@ TRITON_BREAKS = (
         f"{KERNELS}/paged_attention.py",
         "whole = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS, all_see)",
         "whole = tl.minimum(begin, all_see)",
-        (*INTERPRETED, "long_contexts and lean"),
+        (*INTERPRETED, "long_contexts and bulk"),
     ),
     Break(
         "A10: a chunk on a cached prefix goes for a first one",
