@@ -21,7 +21,7 @@ from ..ipc.facts import AttentionStrategy, Decision, DeviceProfile, MemoryFacts,
 from ..ipc.worker_messages import Settled
 from ..kernels.catalog import CATALOG
 from ..kernels.implementation import Implementation, Services
-from ..kernels.registry import KernelChoices, Registry
+from ..kernels.registry import KernelChoices, Registry, prohibition
 from ..kernels.verification import VerdictCache, Verifier
 from .affinity import stay_near
 from .dtype_choice import DtypeMeasurements, candidates, check_dtype, choose_dtype, lacks, measure
@@ -100,13 +100,14 @@ def strategy_misfits(described: Described, model: ModelFacts) -> dict[AttentionS
         chain = [found for found in described.registry.chain("paged_attention") if found.metadata.strategy is strategy]
         reasons = [_why_not(found, described, problem) for found in chain]
         if reasons and None not in reasons:
-            misfits[strategy] = reasons[0] or ""
+            misfits[strategy] = reasons[-1] or ""  # of the one that asks the least
     return misfits
 
 
 def _why_not(implementation: Implementation, described: Described, problem: Problem) -> str | None:
-    if implementation.name in described.choices.forbidden:
-        return f"{implementation.name} is forbidden by --without-kernel"
+    forbidden = prohibition(implementation, described.choices)
+    if forbidden is not None:
+        return f"{implementation.name} is {forbidden}"
     return implementation.misfit(described.profile, problem)
 
 

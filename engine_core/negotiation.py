@@ -358,7 +358,7 @@ def _block_size(asked: CoreConfiguration, strategy: Decision) -> Decision:
             )
         return Decision(name=name, value=str(asked.block_size), reason="as asked", overridden=True)
     if strategy.value == AttentionStrategy.BULK_COPY:
-        return Decision(name=name, value="32", reason="a bulk copy moves one block: 32 rows make it worth its start")
+        return Decision(name=name, value="64", reason="a bulk copy moves one block: 64 rows fill a tile of keys")
     return Decision(name=name, value="16", reason="small blocks waste little of the last one of a sequence")
 
 

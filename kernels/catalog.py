@@ -5,7 +5,7 @@ Importing this file imports no torch: each loader does its imports when called.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..ipc.facts import AttentionStrategy, DeviceProfile, Feature, Problem
@@ -351,6 +351,44 @@ def _plain(name: str, loader: Loader) -> DeclaredImplementation:
     return DeclaredImplementation(name=f"plain_{name}", kernel=name, loader=loader)
 
 
+_TRITON_ATTENTION_BULK = _triton_attention(
+    _triton_paged_attention_bulk,
+    "_bulk",
+    AttentionStrategy.BULK_COPY,
+    features=frozenset({Feature.BULK_TENSOR_COPY}),
+    block_sizes=frozenset({16, 32, 64, 128}),
+    head_dim_multiple=8,
+    min_shared_memory_bytes=112 << 10,
+    not_offered={"sm_120": "the assembler makes each bulk copy a call through the stack there"},
+)
+_TRITON_ATTENTION_TILED = _triton_attention(
+    _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=56 << 10
+)
+
+
+def _cudnn_attention(rest: DeclaredImplementation, suffix: str) -> DeclaredImplementation:
+    """Long first chunks by cuDNN, all else by another, whose strategy it follows and whose demands it has too."""
+
+    def load(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
+        from .in_torch.first_chunk_attention import FirstChunkAttention
+
+        least_tokens = configuration("first_chunk_attention", profile.capability)["least_tokens"]
+        return FirstChunkAttention(rest.load(profile, problem, services), least_tokens)
+
+    metadata = replace(
+        rest.metadata,
+        platforms=frozenset({"cuda"}),
+        min_compute_capability="8.0",
+        dtypes=frozenset({"bfloat16", "float16"}),
+        head_dim_multiple=8,
+        max_head_dim=128,
+        uses=frozenset({rest.name}),
+    )
+    return DeclaredImplementation(
+        name=f"cudnn_paged_attention{suffix}", kernel="paged_attention", loader=load, metadata=metadata
+    )
+
+
 _GATHERED_ATTENTION = DeclaredImplementation(
     name="gathered_attention",
     kernel="paged_attention",
@@ -378,19 +416,10 @@ CATALOG: tuple[Implementation, ...] = (
     _triton("silu_and_mul", _triton_silu_and_mul),
     _plain("silu_and_mul", _plain_silu_and_mul),
     _cpp("paged_attention", _cpp_paged_attention, same_kv_dtype=True, strategy=AttentionStrategy.PLAIN),
-    _triton_attention(
-        _triton_paged_attention_bulk,
-        "_bulk",
-        AttentionStrategy.BULK_COPY,
-        features=frozenset({Feature.BULK_TENSOR_COPY}),
-        block_sizes=frozenset({16, 32, 64, 128}),
-        head_dim_multiple=8,
-        min_shared_memory_bytes=112 << 10,
-        not_offered={"sm_120": "the assembler makes each bulk copy a call through the stack there"},
-    ),
-    _triton_attention(
-        _triton_paged_attention_tiled, "_tiled", AttentionStrategy.TILED, min_shared_memory_bytes=56 << 10
-    ),
+    _cudnn_attention(_TRITON_ATTENTION_BULK, "_bulk"),
+    _TRITON_ATTENTION_BULK,
+    _cudnn_attention(_TRITON_ATTENTION_TILED, "_tiled"),
+    _TRITON_ATTENTION_TILED,
     _triton_attention(
         _triton_paged_attention_lean, "_lean", AttentionStrategy.LOW_OCCUPANCY, min_shared_memory_bytes=32 << 10
     ),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..ipc.facts import AttentionStrategy, DeviceProfile, Feature, Problem
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -25,6 +26,7 @@ class KernelMetadata:
     those it never runs on; `not_offered` maps an architecture to the reason why it is not offered there.
     `same_kv_dtype`: the cache must have the model's dtype. `min_shared_memory_bytes`: what one thread block takes.
     `strategy`: the way of walking the cache that it follows; a problem that asks for it puts it first in its chain.
+    `uses`: names of the implementations that do a part of it; it is forbidden where one of them is.
     """
 
     platforms: frozenset[str] = frozenset()
@@ -40,6 +42,7 @@ class KernelMetadata:
     same_kv_dtype: bool = False
     min_shared_memory_bytes: int = 0
     strategy: AttentionStrategy | None = None
+    uses: frozenset[str] = frozenset()
 
     def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
         """None when it fits; otherwise the first reason why not."""
@@ -215,6 +218,22 @@ class PlainWeight(NamedTuple):
     @property
     def num_bytes(self) -> int:
         return self.weight_NK.nbytes + (0 if self.bias_N is None else self.bias_N.nbytes)
+
+
+@dataclass(frozen=True)
+class HostLengths:
+    """What the host knows of an attention's lengths, for kernels may not wait for the device to tell: integers, as many
+    as its tensors hold.
+    """
+
+    query_starts: np.ndarray[Any, np.dtype[Any]]
+    kv_lengths: np.ndarray[Any, np.dtype[Any]]
+
+    def first_chunks(self, least: int) -> list[int]:
+        """The sequences that have at least so many queries and nothing before them, in order."""
+        num_queries = self.query_starts[1:] - self.query_starts[:-1]
+        found: list[int] = ((num_queries >= least) & (num_queries == self.kv_lengths)).nonzero()[0].tolist()
+        return found
 
 
 class LinearKernel(Kernel, Protocol):

@@ -68,6 +68,14 @@ class KernelChoices:
 NO_CHOICES = KernelChoices({}, frozenset())
 
 
+def prohibition(implementation: Implementation, choices: KernelChoices) -> str | None:
+    """Why the user's choices forbid it; None when they do not."""
+    if implementation.name in choices.forbidden:
+        return "forbidden by --without-kernel"
+    parts = sorted(implementation.metadata.uses & choices.forbidden)
+    return f"made with {parts[0]}, which is forbidden by --without-kernel" if parts else None
+
+
 class Registry:
     """Chains of implementations by kernel, in order of preference; the last link of each is plain PyTorch."""
 
@@ -244,8 +252,9 @@ def failure_text(error: Exception) -> str:
 def _rejection(
     candidate: Implementation, profile: DeviceProfile, problem: Problem, choices: KernelChoices, pin: str | None
 ) -> str | None:
-    if candidate.name in choices.forbidden:
-        return "forbidden by --without-kernel"
+    forbidden = prohibition(candidate, choices)
+    if forbidden is not None:
+        return forbidden
     if pin is not None and candidate.name != pin:
         return f"{pin} is pinned"
     try:

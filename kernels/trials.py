@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..ipc.facts import Problem
+from .implementation import HostLengths
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -34,11 +35,14 @@ class Trial:
         return Trial(arguments=cloned, written=self.written, tolerance=self.tolerance)
 
 
-def make_trials(kernel: str, problem: Problem, device: str = "cpu") -> tuple[Trial, ...]:
-    """One per way of calling the kernel that an implementation may treat apart. Raises KeyError for a kernel that has
-    none.
+def make_trials(kernel: str, problem: Problem, device: str = "cpu", *, least_first_chunk: int = 0) -> tuple[Trial, ...]:
+    """One per way of calling the kernel that an implementation may treat apart; of attention that treats first chunks
+    of so many tokens apart, such a one too. Raises KeyError for a kernel that has none.
     """
-    return tuple(_made(maker, problem, device) for maker in _MAKERS[kernel])
+    makers = _MAKERS[kernel]
+    if least_first_chunk:
+        makers = (*makers, partial(_long_first_chunks, num_tokens=least_first_chunk))
+    return tuple(_made(maker, problem, device) for maker in makers)
 
 
 def _made(maker: Callable[[Problem, torch.Generator], Trial], problem: Problem, device: str) -> Trial:
@@ -147,6 +151,12 @@ def _short_chunk_attention(problem: Problem, generator: torch.Generator) -> Tria
     return _paged_attention(problem, generator, (0, 3, 1, 0, 0), (1, 19, 40, 1, 1))
 
 
+def _long_first_chunks(problem: Problem, generator: torch.Generator, num_tokens: int) -> Trial:
+    """Of so many tokens and of a few more, among a decode, a later chunk and a row that has nothing to do."""
+    more = num_tokens + 6
+    return _paged_attention(problem, generator, (1, num_tokens, 0, 18, more), (45, num_tokens, 3, 70, more))
+
+
 def _paged_attention(
     problem: Problem,
     generator: torch.Generator,
@@ -179,6 +189,7 @@ def _paged_attention(
         kv_lengths,
         problem.head_dim**-0.5,
         window,
+        HostLengths(starts.numpy(), kv_lengths.numpy()),
     )
     return Trial(arguments=arguments, written=(0,), tolerance=_tolerance(problem))
 

@@ -285,7 +285,8 @@ def compare(name: str, kernel: Kernel, reference: Kernel, problem: Problem, devi
     """Run both on the kernel's trials, on the device. None when they agree."""
     from .trials import disagreement, make_trials, meddling
 
-    for ours in make_trials(name, problem, device):
+    least_first_chunk = getattr(kernel, "least_first_chunk", 0)
+    for ours in make_trials(name, problem, device, least_first_chunk=least_first_chunk):
         expected = ours.copy()
         run_trial(name, kernel, ours.arguments)
         run_trial(name, reference, expected.arguments)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ...ipc.plan import RowFlag, StepPlan, WorkFlag
+from ...kernels.implementation import HostLengths
 from ..memory.staging import Layout, Staging
 from ..models.decoder import StepTensors
 from ..platforms.contract import Backend
@@ -58,6 +59,13 @@ class Batch:
     @property
     def num_sequences(self) -> int:
         return len(self.rows)
+
+    @property
+    def host(self) -> HostLengths | None:
+        """Starts and lengths for kernels that treat long chunks apart; none where all are decodes."""
+        if self.size.is_decode:
+            return None
+        return HostLengths(np.concatenate(([0], self.ends)), self.lengths)
 
 
 @dataclass(frozen=True)
@@ -215,8 +223,8 @@ class BatchBuilder:
     def _laid(self, size: StepSize) -> StepSize:
         return self._largest if self._is_fixed else size
 
-    def tensors(self, size: StepSize) -> StepTensors:
-        """The inputs of a step's forward pass."""
+    def tensors(self, size: StepSize, host: HostLengths | None = None) -> StepTensors:
+        """The inputs of a step's forward pass; with what the host knows of it, the inputs of this step alone."""
         num_tokens, num_sequences = size.num_tokens, size.num_sequences
         token_ids, positions, slots, rows, query_starts, kv_lengths = self._staging.read(
             _layout(self._laid(size)), "token_ids", "positions", "slots", "rows", "query_starts", "kv_lengths"
@@ -231,6 +239,7 @@ class BatchBuilder:
             query_starts=query_starts[: num_sequences + 1],
             kv_lengths=kv_lengths[:num_sequences],
             is_decode=size.is_decode,
+            host=host,
         )
 
     def sampled(self, size: StepSize) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,7 +17,7 @@ import torch
 from ...ipc.facts import SPARE_ROWS, Decision, DeviceHealth, DeviceProfile, Feature, ModelFacts, Resolution
 from ...ipc.plan import StepPlan, TokenMasks, WorkFlag
 from ...ipc.worker_messages import Settled
-from ...kernels.implementation import Communicator, Services
+from ...kernels.implementation import Communicator, HostLengths, Services
 from ...kernels.registry import KernelChoices, Registry
 from ...kernels.trials import DTYPES
 from ..memory.exhaustion import exhaustion_as_memory_error
@@ -292,26 +292,26 @@ class TensorEngine:
         self._batch = self._builder.build(plan, self._graphs.padded(size) if replays else size)
         self._clock.note("build")
         with self._memory_errors():
-            self._compute(self._batch.size, replays=replays)
+            self._compute(self._batch.size, self._batch.host, replays=replays)
         self._clock.note("launch")
 
-    def _compute(self, size: StepSize, *, replays: bool) -> None:
+    def _compute(self, size: StepSize, host: HostLengths | None = None, *, replays: bool) -> None:
         """Hidden states of the step whose inputs were built last; and its logits, where a recording holds them."""
         self._logits = None
         graph = self._graphs.find(size) if replays else None
         if size.num_tokens == 0:
             self._hidden = self._activations.hidden(0)
         elif graph is None:
-            self._hidden = self._forward_eagerly(size)
+            self._hidden = self._forward_eagerly(size, host)
         else:
             graph.replay(size.num_tokens, size.num_sequences, self.progress.counter)
             self._hidden = self._decoder.hidden(size.num_tokens, is_decode=size.is_decode)
             if self._graphs.hold_tokens:
                 self._logits = self._activations.logits_RV[: size.num_sequences]
 
-    def _forward_eagerly(self, size: StepSize) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _forward_eagerly(self, size: StepSize, host: HostLengths | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states `(residual, delta)`, each `[T, D]`; no delta where the decoder's path has none."""
-        tensors = self._builder.tensors(size)
+        tensors = self._builder.tensors(size, host)
         while True:
             try:
                 return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)
@@ -349,7 +349,7 @@ class TensorEngine:
             except KernelReplaced:  # the logits may be half penalised: they are computed again
                 if self._logits is not None:
                     self._logits = recorded = None
-                    self._hidden = self._forward_eagerly(batch.size)
+                    self._hidden = self._forward_eagerly(batch.size, batch.host)
         self._builder.last_tokens.index_copy_(0, inputs.rows_S, sampled.tokens)
         return sampled
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.implementation import Communicator, Kernel, LinearKernel
+from ...kernels.implementation import Communicator, HostLengths, Kernel, LinearKernel
 from ..weights.source import WeightSource
 from .config import ModelConfig
 from .fused_decode import MAX_FUSED_TOKENS, FusedDecode, FusedKernels
@@ -73,7 +73,8 @@ class DecoderWeights:
 @dataclass(frozen=True, kw_only=True)
 class StepTensors:
     """What a forward pass reads of a batch. Sequences own consecutive runs of tokens (see the paged attention
-    kernel); `rows` says which block table is each one's. `is_decode`: one token of each.
+    kernel); `rows` says which block table is each one's. `is_decode`: one token of each. `host`: the same starts and
+    lengths, where a pass is of one step; a recorded one has none.
     """
 
     token_ids: torch.Tensor
@@ -85,6 +86,7 @@ class StepTensors:
     query_starts: torch.Tensor
     kv_lengths: torch.Tensor
     is_decode: bool = False
+    host: HostLengths | None = None
 
 
 class Activations:
@@ -285,6 +287,7 @@ class Decoder:
             batch.kv_lengths,
             self.config.head_dim**-0.5,
             window,
+            batch.host,
         )
 
     def logits(self, residual_RD: torch.Tensor, delta_RD: torch.Tensor | None) -> torch.Tensor:

@@ -75,7 +75,7 @@ class CppRotaryAndKvWrite(_CppKernel):
 
 class CppPagedAttention(_CppKernel):
     def __call__(self, *arguments: Any) -> None:
-        out, q, k_cache, v_cache, block_tables, rows, query_starts, kv_lengths, scale, window = arguments
+        out, q, k_cache, v_cache, block_tables, rows, query_starts, kv_lengths, scale, window, *_ = arguments
         tensors = (out, q, k_cache, v_cache, block_tables, query_starts, kv_lengths, rows)
         numbers = (q.shape[1], k_cache.shape[2], q.shape[2], k_cache.shape[1], block_tables.stride(0), window)
         self.library.launch(_code(ATTENTION, q.dtype), tensors, numbers, q.shape[0], kv_lengths.shape[0], real=scale)

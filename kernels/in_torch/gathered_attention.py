@@ -6,6 +6,7 @@ T query tokens, N sequences, H query heads, G key/value heads, D head size, L lo
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..implementation import HostLengths
 from ..reference.attention import visible
 
 
@@ -20,6 +21,7 @@ def gathered_attention(
     kv_lengths_N: torch.Tensor,
     scale: float,
     window: int,
+    host: HostLengths | None = None,
 ) -> None:
     """All decodes in one masked batch, prefill chunks one by one. Meaning: `reference.attention.paged_attention`."""
     num_queries_N = query_starts_N1[1:] - query_starts_N1[:-1]

@@ -213,6 +213,91 @@ def merge_kernel(
     tl.store(out_row + channels, whole.to(out.dtype.element_ty), mask=channels < D)
 
 
+@triton.jit
+def _rows_of_cache(
+    cache, block, slots, strides, group, channels, inside,
+    D: tl.constexpr, CUT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """`[slots, channels]` of one key/value head; zeros beyond its D channels (if any are: CUT), and of slots that are
+    not `inside` (if any: MASKED).
+    """
+    rows = cache + block * strides[0] + (slots * strides[1] + group * strides[2])
+    places = rows[:, None] + channels[None, :]
+    if MASKED and CUT:
+        found = tl.load(places, mask=inside[:, None] & (channels < D)[None, :], other=0.0)
+    elif MASKED:
+        found = tl.load(places, mask=inside[:, None], other=0.0)
+    elif CUT:
+        found = tl.load(places, mask=(channels < D)[None, :], other=0.0)
+    else:
+        found = tl.load(places)
+    return found
+
+
+@triton.jit
+def _tile_step(
+    query, q_rows, has_query, positions_of_rows, keys, values, table, start, end, group, k_strides, v_strides,
+    scale, window, num_channels, most, total, acc,
+    D: tl.constexpr, DP: tl.constexpr, S: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr,
+    MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, BULK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One step of the running softmax: the keys and values of KEYS positions from `start`.
+
+    Unless MASKED every row sees every one of them: nothing is compared, and no value passes through registers on its
+    way from the cache to the matrix units. Slots from `end` on may hold anything, NaN too, and nothing times NaN is
+    NaN: their values become zeros. `scale` is positive: the highest score stays the highest. Where a head is wider than
+    CHUNK channels, its queries (at `q_rows`) and keys are multiplied a chunk at a time: the whole would not fit the
+    registers.
+    """
+    channels = tl.arange(0, DP)
+    positions = start + tl.arange(0, KEYS)
+    inside = positions < end
+    if S % KEYS == 0:  # within one block
+        block = tl.load(table + start // S)
+        slots = start % S + tl.arange(0, KEYS)
+    else:
+        if MASKED:
+            block = tl.load(table + positions // S, mask=inside, other=0)
+        else:
+            block = tl.load(table + positions // S)
+        slots = positions % S
+    if BULK:
+        k = keys.load([group, block * S + start % S, 0]).reshape(KEYS, DP)
+        scores = tl.dot(query, k.T, input_precision=PRECISION)
+    else:
+        block = block.to(tl.int64)
+        if CHUNK < DP:
+            scores = tl.zeros([query.shape[0], KEYS], tl.float32)
+            for first in range(0, num_channels, CHUNK):  # a bound the compiler knew would be unrolled
+                some = first + tl.arange(0, CHUNK)
+                q_mask = has_query[:, None] & (some < D)[None, :]
+                q = tl.load(q_rows[:, None] + some[None, :], mask=q_mask, other=0.0)
+                k = _rows_of_cache(keys, block, slots, k_strides, group, some, inside, D, True, MASKED)
+                scores = tl.dot(q, k.T, scores, input_precision=PRECISION)
+        else:
+            k = _rows_of_cache(keys, block, slots, k_strides, group, channels, inside, D, D < DP, MASKED)
+            scores = tl.dot(query, k.T, input_precision=PRECISION)
+    if BULK:
+        v = values.load([group, block * S + start % S, 0]).reshape(KEYS, DP)
+        if MASKED:
+            v = tl.where(inside[:, None], v, tl.zeros_like(v))
+    else:
+        v = _rows_of_cache(values, block, slots, v_strides, group, channels, inside, D, D < DP, MASKED)
+    if MASKED:
+        distance = positions_of_rows[:, None] - positions[None, :]
+        seen = (distance >= 0) & inside[None, :]
+        if HAS_WINDOW:
+            seen = seen & (distance < window)
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(most, tl.max(scores, 1) * scale)
+    weights = tl.exp2(scores * scale - higher[:, None])
+    shrunk = tl.exp2(most - higher)
+    total = total * shrunk + tl.sum(weights, 1)
+    acc = acc * shrunk[:, None]
+    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+    return higher, total, acc
+
+
 @triton.jit(do_not_specialize=["window", "num_channels", "num_sequences"])
 def tile_kernel(
     out, q, keys, values, tables, rows_of, starts, lengths, scale, window, num_channels, num_sequences,
@@ -256,29 +341,23 @@ def tile_kernel(
     k_strides = (k_block_stride, k_slot_stride, k_head_stride)
     v_strides = (v_block_stride, v_slot_stride, v_head_stride)
     begin = tl.zeros([], tl.int32)
+    whole = begin
+    all_see = (lowest + 1) // KEYS * KEYS
     if HAS_WINDOW:
         begin = tl.maximum(lowest - window + 1, 0) // KEYS * KEYS
-    else:
-        all_see = (lowest + 1) // KEYS * KEYS  # every row sees every key before it: no mask
-        for start in range(0, all_see, KEYS):
-            scores, v = _scores_and_values(
-                query, q_rows, has_query, num_channels, keys, values, table, start, end, group, k_strides, v_strides,
-                scale, D, DP, S, KEYS, CHUNK, BULK, PRECISION,
+        if BULK:
+            whole = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS, all_see)
+        else:  # masks cost the least there, and one more loop more scalar registers than AMD's devices have
+            all_see = begin
+    FIRST: tl.constexpr = 1 if not HAS_WINDOW else (0 if BULK else 2)
+    bounds = (begin, whole, all_see, end)
+    for part in tl.static_range(FIRST, 3):  # some rows see no more; all rows see; some do not yet
+        for start in range(bounds[part], bounds[part + 1], KEYS):
+            most, total, acc = _tile_step(
+                query, q_rows, has_query, positions_of_rows, keys, values, table, start, end, group, k_strides,
+                v_strides, scale, window, num_channels, most, total, acc,
+                D, DP, S, KEYS, CHUNK, part != 1, HAS_WINDOW, BULK, PRECISION,
             )  # fmt: skip
-            most, total, acc = _weighed(scores, v, most, total, acc, PRECISION)
-        begin = all_see
-    for start in range(begin, end, KEYS):
-        scores, v = _scores_and_values(
-            query, q_rows, has_query, num_channels, keys, values, table, start, end, group, k_strides, v_strides, scale,
-            D, DP, S, KEYS, CHUNK, BULK, PRECISION,
-        )  # fmt: skip
-        positions = start + tl.arange(0, KEYS)
-        distance = positions_of_rows[:, None] - positions[None, :]
-        seen = (distance >= 0) & (positions < end)[None, :]
-        if HAS_WINDOW:
-            seen = seen & (distance < window)
-        scores = tl.where(seen, scores, float("-inf"))
-        most, total, acc = _weighed(scores, v, most, total, acc, PRECISION)
 
     out_at = (at * out_stride + heads * D)[:, None] + channels[None, :]
     tl.store(out + out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
@@ -333,7 +412,7 @@ class _PagedAttention(TritonKernel):
         return TensorDescriptor(cache, shape, strides, [1, num_keys, self._padded])
 
     def _tiles(self, arguments: tuple[Any, ...], *, takes_singles: bool) -> None:
-        out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window = arguments
+        out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window, *_ = arguments
         num_tokens, num_sequences, num_keys = q.shape[0], lengths.shape[0], self._num_keys("tile")
         num_rows = rows_of_head(self.configuration["tile_rows"], self._head_bytes, self._dtype)
         num_rows = max(num_rows, next_power_of_two(self._group))
@@ -389,7 +468,7 @@ class TritonPagedAttentionTiled(_PagedAttention):
             self._tiles(arguments, takes_singles=False)
 
     def _singles(self, arguments: tuple[Any, ...], *, by_token: bool) -> None:
-        out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window = arguments
+        out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window, *_ = arguments
         num_places = q.shape[0] if by_token else lengths.shape[0]
         num_sequences, num_kv_heads, num_keys = lengths.shape[0], k_cache.shape[2], self._num_keys("decode")
         num_splits = self.num_splits(num_places, tables.shape[1] * k_cache.shape[1])

@@ -6,6 +6,8 @@ per block, M blocks per table row.
 
 import torch
 
+from ..implementation import HostLengths
+
 
 def paged_attention(
     out_THD: torch.Tensor,
@@ -18,13 +20,14 @@ def paged_attention(
     kv_lengths_N: torch.Tensor,
     scale: float,
     window: int,
+    host: HostLengths | None = None,
 ) -> None:
     """Causal attention of each sequence's queries over its cached keys and values.
 
     Sequence n owns queries query_starts[n] to query_starts[n + 1]; they are its last positions, so its first query
     stands at kv_lengths[n] minus their number. Its cache lies in the blocks of block_tables[rows[n]]. A query at
     position p sees positions max(0, p - window + 1) to p; window 0 means all. Consecutive groups of H / G query heads
-    share a key/value head. Softmax in float32.
+    share a key/value head. Softmax in float32. `host` says of starts and lengths what the tensors say, or is None.
     """
     starts, lengths, rows = query_starts_N1.tolist(), kv_lengths_N.tolist(), rows_N.tolist()
     for sequence, length in enumerate(lengths):

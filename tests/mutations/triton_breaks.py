@@ -6,6 +6,7 @@ KERNELS = "kernels/in_triton"
 INTERPRETED = ("tests/numerics/test_triton_kernels.py", "-m", "not long", "-k")
 REGISTRY = ("tests/pure/test_kernel_registry.py",)
 TABLE = ("tests/pure/test_triton_configurations.py",)
+FIRST_CHUNKS = ("tests/numerics/test_first_chunk_attention.py",)
 MATRIX = ("tests/numerics/test_portability.py", "-k")
 
 TRITON_BREAKS = (
@@ -64,6 +65,34 @@ TRITON_BREAKS = (
         "        slot = tl.load(table + start // S) * S + start % S\n",
         "        slot = tl.load(table + start // S) * S\n",
         (*INTERPRETED, "block_sizes and bulk"),
+    ),
+    Break(
+        "A10: a chunk takes steps for seen by all that some rows have left behind",
+        f"{KERNELS}/paged_attention.py",
+        "whole = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS, all_see)",
+        "whole = tl.minimum(begin, all_see)",
+        (*INTERPRETED, "long_contexts and bulk"),
+    ),
+    Break(
+        "A10: a chunk on a cached prefix goes for a first one",
+        "kernels/implementation.py",
+        "((num_queries >= least) & (num_queries == self.kv_lengths)).nonzero()",
+        "(num_queries >= least).nonzero()",
+        FIRST_CHUNKS,
+    ),
+    Break(
+        "A10: a run behind a first chunk keeps its starts",
+        "kernels/in_torch/first_chunk_attention.py",
+        "(rows.clone(), starts - begin, lengths.clone())",
+        "(rows.clone(), starts, lengths.clone())",
+        FIRST_CHUNKS,
+    ),
+    Break(
+        "A10: what uses a forbidden kernel is not forbidden",
+        "kernels/registry.py",
+        "    parts = sorted(implementation.metadata.uses & choices.forbidden)\n",
+        "    parts: list[str] = []\n",
+        TABLE,
     ),
     Break(
         "A16: spilled registers are no fault",

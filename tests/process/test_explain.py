@@ -108,7 +108,7 @@ def test_an_invented_architecture_is_one_file(tmp_path: Path) -> None:
     )
     plan = json.loads(explained("llama-3.1-8b", str(tmp_path / "next.yaml"), "--json").stdout)
     chosen = {found["kernel"]: found["chosen"] for found in plan["kernels"]}
-    assert chosen["paged_attention"] == "triton_paged_attention_bulk" and chosen["rms_norm"] == "triton_rms_norm"
+    assert chosen["paged_attention"] == "cudnn_paged_attention_bulk" and chosen["rms_norm"] == "triton_rms_norm"
     assert plan["devices"][0]["capability"]["architecture"] == "sm_130"
 
 
@@ -134,7 +134,7 @@ def test_bulk_copies_are_not_planned_where_no_kernel_makes_them() -> None:
     chosen = {found["name"]: found["value"] for found in plan["decisions"]}
     attention = next(found for found in plan["kernels"] if found["kernel"] == "paged_attention")
     assert chosen["attention_strategy"] == "tiled" and chosen["block_size"] == "16"
-    assert attention["chosen"] == "triton_paged_attention_tiled"
+    assert attention["chosen"] == "cudnn_paged_attention_tiled"
     assert "not offered on sm_120" in _reason(plan, "attention_strategy")
 
 

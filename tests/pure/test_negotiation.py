@@ -115,7 +115,7 @@ def test_devices_get_different_plans_with_reasons() -> None:
     assert small.queue_ordering is QueueOrdering.SHORT_FIRST
     assert large.max_num_seqs > small.max_num_seqs
     assert large.max_batched_tokens > small.max_batched_tokens
-    assert large.block_size == 32 and small.block_size == 16
+    assert large.block_size == 64 and small.block_size == 16
     assert large.graph_buckets[0] == 1 and large.graph_buckets[-1] <= 512
 
 

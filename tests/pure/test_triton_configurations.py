@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from trimaran.ipc.facts import AttentionStrategy, DeviceCapability, Problem
 from trimaran.kernels.catalog import CATALOG
@@ -24,7 +25,7 @@ from trimaran.kernels.in_triton.configurations import (
     starts_early,
     warps_of_head,
 )
-from trimaran.kernels.registry import Registry
+from trimaran.kernels.registry import KernelChoices, Registry
 from trimaran.tools.compile_matrix import TARGETS
 
 KERNELS = tuple(configurations._DEFAULTS)
@@ -161,11 +162,12 @@ def test_only_nvidia_knows_the_register_limit() -> None:
 @pytest.mark.parametrize("architecture", TARGETS)
 @pytest.mark.parametrize("strategy", AttentionStrategy)
 def test_each_architecture_gets_the_attention_it_asks_for(architecture: str, strategy: AttentionStrategy) -> None:
-    """Bulk copies where there are any; everything else everywhere."""
+    """Bulk copies where there are any; everything else everywhere; long first chunks by cuDNN where that may be."""
+    first = "cudnn" if architecture.startswith("sm_") else "triton"
     has_bulk = architecture in ("sm_90", "sm_100")
     expected = {
-        AttentionStrategy.BULK_COPY: "triton_paged_attention_bulk" if has_bulk else "triton_paged_attention_tiled",
-        AttentionStrategy.TILED: "triton_paged_attention_tiled",
+        AttentionStrategy.BULK_COPY: f"{first}_paged_attention_{'bulk' if has_bulk else 'tiled'}",
+        AttentionStrategy.TILED: f"{first}_paged_attention_tiled",
         AttentionStrategy.LOW_OCCUPANCY: "triton_paged_attention_lean",
         AttentionStrategy.PLAIN: "gathered_attention",
     }
@@ -178,8 +180,25 @@ def test_blocks_that_no_bulk_copy_takes() -> None:
     profile = TARGETS["sm_90"].profile()
     asked = problem(block_size=24, strategy=AttentionStrategy.BULK_COPY)
     resolution = Registry(CATALOG).resolve("paged_attention", profile, asked)
-    assert resolution.chosen == "triton_paged_attention_tiled"
+    assert resolution.chosen == "cudnn_paged_attention_tiled"
     assert resolution.rejected["triton_paged_attention_bulk"] == "takes block sizes 16, 32, 64, 128, not 24"
+
+
+def test_cudnn_goes_with_what_does_the_rest() -> None:
+    """Not in float32 nor for large heads; and not where the user forbids either half."""
+    registry, profile = Registry(CATALOG), TARGETS["sm_90"].profile()
+    asked = problem(block_size=64, strategy=AttentionStrategy.BULK_COPY)
+    for refused in (problem("float32", block_size=64), replace(asked, head_dim=256)):
+        assert registry.resolve("paged_attention", profile, refused).chosen == "triton_paged_attention_bulk"
+    for forbidden, chosen in (
+        ("cudnn_paged_attention_bulk", "triton_paged_attention_bulk"),
+        ("triton_paged_attention_bulk", "cudnn_paged_attention_tiled"),
+    ):
+        choices = KernelChoices.from_options(forbidden=[forbidden])
+        resolution = registry.resolve("paged_attention", profile, asked, choices)
+        assert resolution.chosen == chosen
+    made_with = "made with triton_paged_attention_bulk, which is forbidden by --without-kernel"
+    assert resolution.rejected["cudnn_paged_attention_bulk"] == made_with
 
 
 def test_the_table_needs_neither_torch_nor_triton() -> None:
