@@ -277,6 +277,41 @@ def fused_linears(device: str, profile: DeviceProfile) -> str:
     return ""
 
 
+def fused_dots(device: str, profile: DeviceProfile) -> str:
+    """Matrix units with tokens around the padding's edges and more than go together; inputs that tiles divide and
+    others, shared among programs, with a last share that is cut; outputs that a program's rows divide and others; a
+    residual in float32 and one that was rounded.
+    """
+    generator = torch.Generator().manual_seed(7)
+    problem = replace(PROBLEM, dtype="bfloat16", kv_dtype="bfloat16")
+    local = replace(profile, capability=replace(profile.capability, num_multiprocessors=4))
+    narrow = {name: {"dot_block_k": 64, "dot_rows": 16} for name in ("norm_linear", "norm_gate_up", "linear_add")}
+    cases = ((3, {}, 256, 32), (5, narrow, 420, 22), (16, {}, 200, 70), (17, narrow, 640, 16), (33, narrow, 300, 36))
+    for num_tokens, best, num_inputs, num_outputs in (*cases, (66, narrow, 128, 32)):
+        local = replace(local, capability=replace(local.capability, best=best))
+        has_bias = num_tokens % 3 == 2
+        norm = torch.randn(num_inputs, generator=generator).bfloat16()
+        weight = (torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5).bfloat16()
+        bias = torch.randn(num_outputs, generator=generator).bfloat16() if has_bias else None
+        x = torch.randn(num_tokens, num_inputs, generator=generator).bfloat16()
+        normed = 3 * x if has_bias else 3 * x.float()
+        residual = torch.randn(num_tokens, num_outputs, generator=generator)
+        rounded = torch.empty(num_tokens, num_outputs, dtype=torch.bfloat16)
+        out = torch.empty(num_tokens, num_outputs)
+        calls: tuple[tuple[str, tuple[Any, ...], tuple[int, ...], float], ...] = (
+            ("norm_linear", (out, normed, norm, weight, bias, 1e-6), (0,), 4e-3),
+            ("norm_gate_up", (out[:, ::2].contiguous(), normed, norm, weight, bias, 1e-6), (0,), 4e-3),
+            ("linear_add", (residual, x, weight, bias), (0,), 1e-5),
+            ("linear_add", (residual, x, weight, bias, rounded), (0, 4), 4e-3),
+        )
+        for name, arguments, written, tolerance in calls:
+            trial = Trial(arguments=arguments, written=written, tolerance=tolerance)
+            wrong = differs(name, device, local, trial, problem)
+            if wrong:
+                return f"{num_tokens} tokens, weight {num_outputs} x {num_inputs}, {best}: {wrong}"
+    return ""
+
+
 def decode_attentions(device: str, profile: DeviceProfile) -> str:
     """One to four sequences of all lengths around tiles and shares, padding among them; few and many parts."""
     cases: tuple[tuple[tuple[int, ...], int, dict[str, Any], bool, int], ...] = (
@@ -330,6 +365,7 @@ CHECKS: dict[str, Callable[[str, DeviceProfile], str]] = {
         wide_rows,
         linears,
         fused_linears,
+        fused_dots,
         decode_attentions,
     )
 }

@@ -121,6 +121,7 @@ def test_long_contexts(implementation: Implementation, window: int, profile: Dev
         "wide_rows",
         "linears",
         "fused_linears",
+        "fused_dots",
         "decode_attentions",
     ],
 )
