@@ -83,6 +83,7 @@ def test_a_part_of_the_head_rotates(interpreter: Interpreter) -> None:
         "fused_linears",
         "fused_dots",
         "decode_attentions",
+        "fused_layer",
     ],
 )
 def test_exactness(check: str, interpreter: Interpreter) -> None:
