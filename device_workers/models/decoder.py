@@ -14,7 +14,7 @@ import torch
 from ...kernels.implementation import Communicator, HostLengths, Kernel, LinearKernel
 from ..weights.source import WeightSource
 from .config import ModelConfig
-from .fused_decode import MAX_FUSED_TOKENS, FusedDecode, FusedKernels
+from .fused_decode import FusedDecode, FusedKernels
 from .parameters import EMBEDDING, FINAL_NORM, HEAD, Parameter, layer_name, parameters
 from .rotary import make_cos_sin
 from .sharding import Shard
@@ -165,8 +165,9 @@ class Decoder:
 
     def _path(self, num_tokens: int, *, is_decode: bool) -> FusedDecode | None:
         """The fused path, if steps like this take it."""
-        takes = self.fuses_decodes and is_decode and 1 <= num_tokens <= MAX_FUSED_TOKENS
-        return self._fused if takes else None
+        fused = self._fused
+        takes = self.fuses_decodes and fused is not None and is_decode and 1 <= num_tokens <= fused.max_tokens
+        return fused if takes else None
 
     def hidden(self, num_tokens: int, *, is_decode: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Where `forward` leaves the hidden states of a step: for replays of a recorded one."""
