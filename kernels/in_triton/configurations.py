@@ -65,7 +65,7 @@ _DEFAULTS: dict[str, Configuration] = {
         "max_splits": 32,
     },
     "paged_attention_lean": {"tile_rows": 16, "tile_keys": 32, "tile_warps": 2, "tile_stages": 1},
-    "first_chunk_attention": {"least_tokens": 1024},
+    "first_chunk_attention": {"least_tokens": 2048},
     "linear": {
         "gemv_tokens": 2,
         "small_tokens": 4,
