@@ -139,6 +139,7 @@ _ROWS: dict[str, dict[str, Configuration]] = {
     "linear_add": {
         **_FUSED_ROWS,
         "sm_100": {**_FUSED_ROWS["sm_100"], "num_warps": 8},
+        "gfx950": {"dot_warps": 8},
         "rdna": {**_FUSED_ROWS["rdna"], "rows": 2, "num_warps": 8},
     },
     "decode_attention": {
