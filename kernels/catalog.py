@@ -93,13 +93,13 @@ def _triton_embed(profile: DeviceProfile, problem: Problem, services: Services) 
 def _triton_rms_norm(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_triton.norms import TritonRmsNorm
 
-    return TritonRmsNorm(configuration("rms_norm", profile.capability))
+    return TritonRmsNorm(configuration("rms_norm", profile.capability), profile.capability.architecture)
 
 
 def _triton_fused_add_rms_norm(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_triton.norms import TritonFusedAddRmsNorm
 
-    return TritonFusedAddRmsNorm(configuration("rms_norm", profile.capability))
+    return TritonFusedAddRmsNorm(configuration("rms_norm", profile.capability), profile.capability.architecture)
 
 
 def _triton_linear(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
@@ -117,7 +117,7 @@ def _triton_rotary_and_kv_write(profile: DeviceProfile, problem: Problem, servic
 def _triton_silu_and_mul(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_triton.activation import TritonSiluAndMul
 
-    return TritonSiluAndMul(configuration("silu_and_mul", profile.capability))
+    return TritonSiluAndMul(configuration("silu_and_mul", profile.capability), profile.capability.architecture)
 
 
 def _triton_paged_attention_tiled(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:

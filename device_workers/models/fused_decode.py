@@ -29,8 +29,8 @@ FEW_TOKENS = 2
 """Above, products by matrix units are faster."""
 SMALL_LAYER = 1 << 25
 """Numbers in a layer's weights. Below, launches are most of what a step takes, whatever its tokens."""
-MAX_TOKENS_OF_SMALL_LAYERS = 64
-MAX_TOKENS_OF_LARGE_LAYERS = 16
+MAX_TOKENS_OF_SMALL_LAYERS = 2
+MAX_TOKENS_OF_LARGE_LAYERS = 1
 """Of an 8B model on an H200, the vendor's products of 32 tokens are as fast."""
 
 

@@ -6,13 +6,17 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .configurations import Configuration
+from .configurations import Configuration, early_start
 from .launching import TritonKernel, next_power_of_two
 
 
 @triton.jit
-def silu_and_mul_kernel(out, gate_up, num_channels, out_stride, gate_up_stride, BLOCK: tl.constexpr):
+def silu_and_mul_kernel(out, gate_up, num_channels, out_stride, gate_up_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channels < num_channels
@@ -25,8 +29,9 @@ def silu_and_mul_kernel(out, gate_up, num_channels, out_stride, gate_up_stride, 
 
 
 class TritonSiluAndMul(TritonKernel):
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, architecture: str) -> None:
         self._block, self._num_warps = configuration["block"], configuration["num_warps"]
+        self._early = early_start(architecture, configuration)
 
     def __call__(self, *arguments: Any) -> None:
         out, gate_up = arguments
@@ -35,4 +40,6 @@ class TritonSiluAndMul(TritonKernel):
         grid = (num_tokens, -(-num_channels // block))
         numbers = (num_channels, out.stride(0), gate_up.stride(0))
         if num_tokens:
-            self.launch(silu_and_mul_kernel, grid, out, gate_up, *numbers, BLOCK=block, num_warps=self._num_warps)
+            self.launch(
+                silu_and_mul_kernel, grid, out, gate_up, *numbers, BLOCK=block, num_warps=self._num_warps, **self._early
+            )

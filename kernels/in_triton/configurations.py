@@ -41,8 +41,8 @@ _FUSED_DOT: Configuration = {
 }
 _DEFAULTS: dict[str, Configuration] = {
     "embed": {"block": 1024, "num_warps": 4},
-    "rms_norm": {"block": 16384, "num_warps": 8},
-    "silu_and_mul": {"block": 1024, "num_warps": 4},
+    "rms_norm": {"block": 16384, "num_warps": 8, "pdl": 0},
+    "silu_and_mul": {"block": 1024, "num_warps": 4, "pdl": 0},
     "rotary_and_kv_write": {"heads": 4, "num_warps": 2},
     "paged_attention_tiled": {
         "decode_keys": 64,
@@ -96,6 +96,7 @@ _DEFAULTS: dict[str, Configuration] = {
         "crowd_keys": 64,
         "crowd_warps": 2,
         "crowd_stages": 3,
+        "crowd_early": 0,
         "pdl": 0,
     },
 }
@@ -171,7 +172,7 @@ def configuration(name: str, capability: DeviceCapability) -> dict[str, int]:
 def _check(name: str, field: str, value: int, default: Configuration) -> None:
     if field not in default:
         raise ValueError(f"capability.best.{name} has no field {field}; there are {', '.join(default)}")
-    if field.endswith("pdl"):
+    if field.endswith(("pdl", "_early")):
         if value not in (0, 1):
             raise ValueError(f"capability.best.{name}.{field} is {value}: give 0 or 1")
         return
@@ -315,6 +316,12 @@ def can_start_early(architecture: str) -> bool:
 def starts_early(architecture: str, chosen: Configuration, field: str = "pdl") -> bool:
     """Whether programs do, which is only where the configuration asks for it."""
     return can_start_early(architecture) and chosen[field] == 1
+
+
+def early_start(architecture: str, chosen: Configuration) -> dict[str, bool]:
+    """The constants of a launch that may start early: PDL for the kernel, and the launch's own option."""
+    starts = starts_early(architecture, chosen)
+    return {"PDL": starts, **({"launch_pdl": True} if starts else {})}
 
 
 def keys_of_head(num_keys: int, head_bytes: int, dtype: str) -> int:

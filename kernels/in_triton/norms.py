@@ -7,8 +7,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .configurations import Configuration
+from .configurations import Configuration, early_start
 from .launching import TritonKernel, next_power_of_two
 
 
@@ -30,8 +31,11 @@ def _normed(part, scale, weight):
 @triton.jit
 def rms_norm_kernel(
     out, residual, x, weight, eps, num_channels, out_stride, residual_stride, x_stride,
-    ADDS: tl.constexpr, BLOCK: tl.constexpr, ONE_BLOCK: tl.constexpr,
+    ADDS: tl.constexpr, BLOCK: tl.constexpr, ONE_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     out += row * out_stride
     residual += row * residual_stride
@@ -64,8 +68,9 @@ def rms_norm_kernel(
 
 
 class _Norm(TritonKernel):
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, architecture: str) -> None:
         self._block, self._num_warps = configuration["block"], configuration["num_warps"]
+        self._early = early_start(architecture, configuration)
 
     def _launch(
         self, out: torch.Tensor, residual: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
@@ -74,7 +79,7 @@ class _Norm(TritonKernel):
         num_rows = x.numel() // num_channels
         block = min(self._block, next_power_of_two(num_channels))
         strides = tuple(_row_stride(tensor) for tensor in (out, x if residual is None else residual, x))
-        constants = {"ADDS": residual is not None, "BLOCK": block, "ONE_BLOCK": block >= num_channels}
+        constants = {"ADDS": residual is not None, "BLOCK": block, "ONE_BLOCK": block >= num_channels, **self._early}
         tensors = (out, x if residual is None else residual, x, weight)
         num_warps = max(1, min(self._num_warps, block // 256))
         if num_rows:

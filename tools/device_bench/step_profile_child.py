@@ -162,7 +162,8 @@ def main() -> None:
         marks[name] = round(time.monotonic() - began, 2)
 
     engine = open_engine(configuration, describe(configuration, print), print, on_phase)
-    buckets = tuple(sorted({case[0] for case in plan["cases"]} | {1, 2, 4, 8, 16, 32, 64, 128, 256}))
+    sizes = plan.get("buckets", (1, 2, 4, 8, 16, 32, 64, 128, 256))
+    buckets = tuple(sorted({case[0] for case in plan["cases"]} | set(sizes)))
     settled = Settled(
         block_size=BLOCK_SIZE,
         max_num_seqs=plan.get("max_num_seqs", 256),
