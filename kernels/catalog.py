@@ -175,19 +175,19 @@ def _triton_quantize_fp8(profile: DeviceProfile, problem: Problem, services: Ser
 def _triton_norm_linear(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_triton.fused_linears import TritonNormLinear
 
-    return TritonNormLinear(configuration("norm_linear", profile.capability), profile.capability)
+    return TritonNormLinear(configuration("norm_linear", profile.capability), profile.capability.architecture)
 
 
 def _triton_norm_gate_up(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_triton.fused_linears import TritonNormGateUp
 
-    return TritonNormGateUp(configuration("norm_gate_up", profile.capability), profile.capability)
+    return TritonNormGateUp(configuration("norm_gate_up", profile.capability), profile.capability.architecture)
 
 
 def _triton_linear_add(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_triton.fused_linears import TritonLinearAdd
 
-    return TritonLinearAdd(configuration("linear_add", profile.capability), profile.capability, services.device)
+    return TritonLinearAdd(configuration("linear_add", profile.capability), profile.capability.architecture)
 
 
 def _triton_decode_attention(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:

@@ -4,7 +4,6 @@ Each check takes a device and a profile and returns what is wrong, or an empty s
 """
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,11 +11,9 @@ import triton
 import triton.language as tl
 from msgspec.structs import replace
 
-from trimaran.device_workers.models.decoder import DecoderWeights, LayerWeights
-from trimaran.device_workers.models.fused_decode import FusedDecode, FusedKernels
 from trimaran.ipc.facts import DeviceProfile, Problem
 from trimaran.kernels.catalog import CATALOG
-from trimaran.kernels.implementation import PlainWeight, Services
+from trimaran.kernels.implementation import Services
 from trimaran.kernels.in_triton import philox
 from trimaran.kernels.reference.attention import paged_attention
 from trimaran.kernels.reference.logprobs import token_logprobs
@@ -280,41 +277,6 @@ def fused_linears(device: str, profile: DeviceProfile) -> str:
     return ""
 
 
-def fused_dots(device: str, profile: DeviceProfile) -> str:
-    """Matrix units with tokens around the padding's edges and more than go together; inputs that tiles divide and
-    others, shared among programs, with a last share that is cut; outputs that a program's rows divide and others; a
-    residual in float32 and one that was rounded.
-    """
-    generator = torch.Generator().manual_seed(7)
-    problem = replace(PROBLEM, dtype="bfloat16", kv_dtype="bfloat16")
-    local = replace(profile, capability=replace(profile.capability, num_multiprocessors=4))
-    narrow = {name: {"dot_block_k": 64, "dot_rows": 16} for name in ("norm_linear", "norm_gate_up", "linear_add")}
-    cases = ((3, {}, 256, 32), (5, narrow, 420, 22), (16, {}, 200, 70), (17, narrow, 640, 16), (33, narrow, 300, 36))
-    for num_tokens, best, num_inputs, num_outputs in (*cases, (66, narrow, 128, 32)):
-        local = replace(local, capability=replace(local.capability, best=best))
-        has_bias = num_tokens % 3 == 2
-        norm = torch.randn(num_inputs, generator=generator).bfloat16()
-        weight = (torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5).bfloat16()
-        bias = torch.randn(num_outputs, generator=generator).bfloat16() if has_bias else None
-        x = torch.randn(num_tokens, num_inputs, generator=generator).bfloat16()
-        normed = 3 * x if has_bias else 3 * x.float()
-        residual = torch.randn(num_tokens, num_outputs, generator=generator)
-        rounded = torch.empty(num_tokens, num_outputs, dtype=torch.bfloat16)
-        out = torch.empty(num_tokens, num_outputs)
-        calls: tuple[tuple[str, tuple[Any, ...], tuple[int, ...], float], ...] = (
-            ("norm_linear", (out, normed, norm, weight, bias, 1e-6), (0,), 4e-3),
-            ("norm_gate_up", (out[:, ::2].contiguous(), normed, norm, weight, bias, 1e-6), (0,), 4e-3),
-            ("linear_add", (residual, x, weight, bias), (0,), 1e-5),
-            ("linear_add", (residual, x, weight, bias, rounded), (0, 4), 4e-3),
-        )
-        for name, arguments, written, tolerance in calls:
-            trial = Trial(arguments=arguments, written=written, tolerance=tolerance)
-            wrong = differs(name, device, local, trial, problem)
-            if wrong:
-                return f"{num_tokens} tokens, weight {num_outputs} x {num_inputs}, {best}: {wrong}"
-    return ""
-
-
 def decode_attentions(device: str, profile: DeviceProfile) -> str:
     """One to four sequences of all lengths around tiles and shares, padding among them; few and many parts."""
     cases: tuple[tuple[tuple[int, ...], int, dict[str, Any], bool, int], ...] = (
@@ -338,48 +300,6 @@ def decode_attentions(device: str, profile: DeviceProfile) -> str:
         if wrong:
             return f"{positions}, {max_splits} parts, {sizes}, window {window}: {wrong}"
     return ""
-
-
-def fused_layer(device: str, profile: DeviceProfile) -> str:
-    """Of five tokens in bfloat16, as the decoder runs it, by our kernels and by the references."""
-    generator = torch.Generator().manual_seed(9)
-    problem = replace(PROBLEM, dtype="bfloat16", kv_dtype="bfloat16")
-    best = {"decode_attention": {"max_splits": 1}}
-    local = replace(profile, capability=replace(profile.capability, best=best, num_multiprocessors=4))
-    step = _decode_layer(problem, generator, (0, 3, 17, 33, 20), has_norms=True).arguments
-
-    def of(num_outputs: int, num_inputs: int) -> PlainWeight:
-        weight = torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5
-        return PlainWeight(weight.bfloat16().to(device), None)
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone().to(device)
-
-    norm, q_norm, k_norm = torch.ones(96).bfloat16().to(device), moved(step[7]), moved(step[8])
-    projections = {"qkv": of(512, 96), "output": of(96, 256), "gate_up": of(120, 96), "down": of(96, 60)}
-    layer = LayerWeights(input_norm=norm, post_norm=norm, q_norm=q_norm, k_norm=k_norm, **projections)
-    head = of(50, 96)
-    weights = DecoderWeights(embedding=head.weight_NK, layers=(layer,), final_norm=norm, head=head, num_bytes=0)
-    config: Any = SimpleNamespace(hidden_size=96, head_dim=64, rms_norm_eps=1e-6, windows=(0,))
-    shard: Any = SimpleNamespace(num_heads=4, num_kv_heads=2, intermediate_size=60)
-    embedded, found = torch.randn(5, 96, generator=generator), []
-    for link in ("triton", "plain"):
-        kernels = {name: loaded(f"{link}_{name}", local, device, problem) for name in FusedKernels.__dataclass_fields__}
-        fused = FusedDecode(config, shard, weights, FusedKernels(**kernels), moved(step[4]), torch.device(device))
-        inputs: Any = SimpleNamespace(
-            token_ids=step[2], **{name: moved(step[index]) for name, index in _OF_STEP.items()}
-        )
-        cache = (moved(step[5]), moved(step[6]))
-        fused.residual(5).copy_(embedded)
-        residual = fused.forward(inputs, (cache,), lambda: None)
-        logits = torch.empty(5, 50, device=device)
-        fused.logits(logits, residual.clone())
-        found.append([tensor.float().cpu().nan_to_num(0.0) for tensor in (logits, residual, *cache)])
-    worst = max(float((ours - other).abs().max()) for ours, other in zip(*found, strict=True))
-    return "" if worst < 0.05 else f"off by {worst}"
-
-
-_OF_STEP = {"positions": 2, "slots": 3, "block_tables": 10, "rows": 11}
 
 
 def differs(name: str, device: str, profile: DeviceProfile, trial: Trial, problem: Problem) -> str | None:
@@ -410,9 +330,7 @@ CHECKS: dict[str, Callable[[str, DeviceProfile], str]] = {
         wide_rows,
         linears,
         fused_linears,
-        fused_dots,
         decode_attentions,
-        fused_layer,
     )
 }
 ATTENTIONS = tuple(f"triton_paged_attention_{name}" for name in ("tiled", "bulk", "lean"))

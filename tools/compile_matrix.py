@@ -234,17 +234,14 @@ def launches(name: str, target: Target, setting: str) -> list[Launched]:
 
 
 def _calls(kernel: str, problem: Problem) -> list[tuple[Any, ...]]:
-    """Arguments of its trials; of products, whose blocks depend on the weight, those of the model's weights: instead of
-    the trials' for `linear`, beside them for fused ones, and with each number of tokens that matrix units pad to.
-    """
+    """Arguments of its trials; of `linear`, whose blocks depend on the weight, those of the model's weights."""
     import torch
 
     from trimaran.kernels.trials import DTYPES, make_trials
 
-    dtype = DTYPES[problem.dtype]
     if kernel != "linear":
-        trials = [trial.arguments for trial in make_trials(kernel, problem, "meta")]
-        return trials if dtype == torch.float32 else trials + _fused_calls(kernel, problem)
+        return [trial.arguments for trial in make_trials(kernel, problem, "meta")]
+    dtype = DTYPES[problem.dtype]
     weights = [torch.empty(shape, dtype=dtype, device="meta") for shape in _weights(problem)]
     return [
         (
@@ -256,35 +253,6 @@ def _calls(kernel: str, problem: Problem) -> list[tuple[Any, ...]]:
         for weight, out_dtype in zip(weights, (*4 * (dtype,), torch.float32), strict=True)
         for num_tokens in (1, 2, 4)
     ]
-
-
-def _fused_calls(kernel: str, problem: Problem) -> list[tuple[Any, ...]]:
-    import torch
-
-    from trimaran.kernels.trials import DTYPES
-
-    def empty(*shape: int, dtype: torch.dtype = DTYPES[problem.dtype]) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    qkv, output, gate_up, down, head = _weights(problem)
-    called: dict[str, tuple[tuple[int, int], ...]] = {
-        "norm_linear": (qkv, head),
-        "norm_gate_up": (gate_up,),
-        "linear_add": (output, down),
-    }
-    calls: list[tuple[Any, ...]] = []
-    for num_outputs, num_inputs in called.get(kernel, ()):
-        weight = empty(num_outputs, num_inputs)
-        for num_tokens in (16, 32, 64):
-            x, norm_weight = empty(num_tokens, num_inputs), empty(num_inputs)
-            if kernel == "linear_add":
-                residual = empty(num_tokens, num_outputs, dtype=torch.float32)
-                calls.append((residual, x, weight, None, empty(num_tokens, num_outputs)))
-                continue
-            num_channels = num_outputs // 2 if kernel == "norm_gate_up" else num_outputs
-            out_dtype = torch.float32 if num_outputs == problem.vocab_size else x.dtype
-            calls.append((empty(num_tokens, num_channels, dtype=out_dtype), x, norm_weight, weight, None, 1e-6))
-    return calls
 
 
 def _weights(problem: Problem) -> tuple[tuple[int, int], ...]:

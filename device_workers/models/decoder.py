@@ -158,6 +158,7 @@ class Decoder:
         self._fused: FusedDecode | None = None
         if fused is not None and communicator is None and FusedDecode.can_read(weights):
             self._fused = FusedDecode(config, shard, weights, fused, self._cos_sin, device)
+        self._max_fused_tokens = 0 if self._fused is None else self._fused.max_tokens
         self.fuses_decodes = self._fused is not None
         """May be set to False: later passes then take the ordinary path."""
         self.decode_attention = decode_attention
@@ -165,9 +166,8 @@ class Decoder:
 
     def _path(self, num_tokens: int, *, is_decode: bool) -> FusedDecode | None:
         """The fused path, if steps like this take it."""
-        fused = self._fused
-        takes = self.fuses_decodes and fused is not None and is_decode and 1 <= num_tokens <= fused.max_tokens
-        return fused if takes else None
+        takes = self.fuses_decodes and is_decode and 1 <= num_tokens <= self._max_fused_tokens
+        return self._fused if takes else None
 
     def hidden(self, num_tokens: int, *, is_decode: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Where `forward` leaves the hidden states of a step: for replays of a recorded one."""

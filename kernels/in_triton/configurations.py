@@ -15,30 +15,17 @@ at least `head_outputs` rows; `programs` is how many of them a multiprocessor sh
 
 Of the fused linears: `rows` of the weight that a program owns, and its `num_warps`, 0 for what `rows_and_warps` says of
 the weight's size; `block_k` inputs of a tile at most; `pdl` 1: programs start before the kernel ahead of them has
-ended, where the device can do that. More than `few_tokens` take matrix units, in weights of 16 bits: `dot_*` are the
-blocks of those, 0 for what `dot_blocks` says, with no more than `dot_kilobytes` of shared memory for what is in flight;
-`dot_pdl` and, for a weight of more than `LARGE_WEIGHT` numbers, `dot_large_pdl`: their early start.
+ended, where the device can do that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from ...ipc.facts import DeviceCapability
 
 Configuration = Mapping[str, int]
 
-_FUSED_DOT: Configuration = {
-    "few_tokens": 2,
-    "dot_rows": 0,
-    "dot_block_k": 0,
-    "dot_warps": 0,
-    "dot_stages": 0,
-    "dot_kilobytes": 150,
-    "dot_pdl": 0,
-    "dot_large_pdl": 0,
-}
 _DEFAULTS: dict[str, Configuration] = {
     "embed": {"block": 1024, "num_warps": 4},
     "rms_norm": {"block": 16384, "num_warps": 8, "pdl": 0},
@@ -85,9 +72,9 @@ _DEFAULTS: dict[str, Configuration] = {
     "apply_penalties": {"block": 1024, "num_warps": 4},
     "token_logprobs": {"block": 2048, "num_warps": 8},
     "quantize_fp8": {"block": 16384, "num_warps": 8},
-    "norm_linear": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0, **_FUSED_DOT},
-    "norm_gate_up": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0, **_FUSED_DOT},
-    "linear_add": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0, **_FUSED_DOT, "dot_programs": 2},
+    "norm_linear": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
+    "norm_gate_up": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
+    "linear_add": {"rows": 0, "num_warps": 0, "block_k": 4096, "pdl": 0},
     "decode_attention": {
         "keys": 64,
         "warps": 4,
@@ -96,35 +83,26 @@ _DEFAULTS: dict[str, Configuration] = {
         "crowd_keys": 64,
         "crowd_warps": 2,
         "crowd_stages": 3,
-        "crowd_early": 0,
         "pdl": 0,
     },
 }
 
 _RDNA_TILES = {"tile_rows": 32, "tile_keys": 32, "tile_warps": 8, "tile_stages": 1}
+_HOPPER_DECODES = {"decode_keys": 64, "decode_warps": 2, "decode_stages": 3}
 _HOPPER_TILES = {"tile_rows": 64, "tile_keys": 64, "tile_warps": 4, "tile_stages": 3}
 """Measured on an H200 with a kernel of the same loop (32/8 heads of 128): by descriptors over blocks of 64 the best of
 128 and 64 rows, 410 to 423 TFLOP/s for first chunks and chunks behind a cached prefix alike. The third stage is the
 block table's: an entry is there before the copy that it leads to."""
 _WITHOUT_WARP_GROUPS = ("sm_80", "sm_86", "sm_89", "sm_120")
 _EARLY_START: dict[str, Configuration] = {architecture: {"pdl": 1} for architecture in ("sm_90", "sm_100", "sm_120")}
-_FUSED_ROWS: dict[str, Configuration] = {
-    **{architecture: {"pdl": 1, "dot_pdl": 1} for architecture in ("sm_90", "sm_100")},
-    **{architecture: {"dot_kilobytes": 90} for architecture in ("sm_86", "sm_89")},
-    "sm_120": {"pdl": 1, "dot_pdl": 1, "dot_kilobytes": 90},
-    "cdna": {"dot_block_k": 64, "dot_stages": 2, "dot_kilobytes": 60},
-    "rdna": {"dot_block_k": 32, "dot_rows": 32, "dot_warps": 8, "dot_stages": 2, "dot_kilobytes": 60},
-}
-"""No early start of large weights' products: measured on an H200, it cost a chain of an 8B model's 4 percent, where it
-gained 11 of a 0.6B model's."""
 _ROWS: dict[str, dict[str, Configuration]] = {
     "paged_attention_tiled": {
         **{architecture: {"tile_keys": 32} for architecture in _WITHOUT_WARP_GROUPS},
-        "sm_90": _HOPPER_TILES,
+        "sm_90": {**_HOPPER_DECODES, **_HOPPER_TILES},
         "cdna": {"decode_keys": 32, "tile_keys": 32, "tile_stages": 1},
         "rdna": {"decode_keys": 32, "decode_warps": 8, "decode_stages": 1, **_RDNA_TILES},
     },
-    "paged_attention_bulk": {"sm_90": _HOPPER_TILES},
+    "paged_attention_bulk": {"sm_90": {**_HOPPER_DECODES, **_HOPPER_TILES}},
     "paged_attention_lean": {"rdna": {"tile_warps": 8}},
     "linear": {"rdna": {"gemv_tokens": 1}},
     **{
@@ -135,14 +113,11 @@ _ROWS: dict[str, dict[str, Configuration]] = {
         for size in ("small", "middle", "large", "huge")
     },
     "sample": {"cdna": {"block": 512, "weighed": 256, "num_warps": 4}},
-    "norm_linear": _FUSED_ROWS,
-    "norm_gate_up": _FUSED_ROWS,
-    "linear_add": {
-        **_FUSED_ROWS,
-        "sm_100": {**_FUSED_ROWS["sm_100"], "num_warps": 8},
-        "gfx950": {"dot_warps": 8},
-        "rdna": {**_FUSED_ROWS["rdna"], "rows": 2, "num_warps": 8},
-    },
+    "rms_norm": _EARLY_START,
+    "silu_and_mul": _EARLY_START,
+    "norm_linear": _EARLY_START,
+    "norm_gate_up": _EARLY_START,
+    "linear_add": {**_EARLY_START, "sm_100": {"num_warps": 8, "pdl": 1}, "rdna": {"rows": 2, "num_warps": 8}},
     "decode_attention": {
         **_EARLY_START,
         "sm_90": {"warps": 8, "stages": 1, "pdl": 1},
@@ -172,11 +147,11 @@ def configuration(name: str, capability: DeviceCapability) -> dict[str, int]:
 def _check(name: str, field: str, value: int, default: Configuration) -> None:
     if field not in default:
         raise ValueError(f"capability.best.{name} has no field {field}; there are {', '.join(default)}")
-    if field.endswith(("pdl", "_early")):
+    if field == "pdl":
         if value not in (0, 1):
-            raise ValueError(f"capability.best.{name}.{field} is {value}: give 0 or 1")
+            raise ValueError(f"capability.best.{name}.pdl is {value}: give 0 or 1")
         return
-    is_count = field.endswith(("_stages", "_tokens", "programs")) or field in ("max_splits", "dot_kilobytes")
+    is_count = field.endswith(("_stages", "_tokens")) or field in ("max_splits", "programs")
     if value < 1 or (not is_count and value & (value - 1)):
         wanted = "a positive number" if is_count else "a power of two"
         raise ValueError(f"capability.best.{name}.{field} is {value}: give {wanted}")
@@ -247,75 +222,12 @@ def rows_and_warps(name: str, num_outputs: int, num_inputs: int, chosen: Configu
     return chosen["rows"] or suited[0], chosen["num_warps"] or suited[1]
 
 
-class DotBlocks(NamedTuple):
-    """Of a program: rows of the weight, inputs taken at once, warps, and how many tiles are in flight."""
-
-    rows: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-
-
-LARGE_WEIGHT = 1 << 23
-_DOT_BLOCKS: dict[str, tuple[tuple[int, int, DotBlocks], ...]] = {
-    "norm_linear": (
-        (1 << 15, 1 << 11, DotBlocks(16, 256, 2, 4)),
-        (1 << 15, 1 << 60, DotBlocks(32, 128, 4, 5)),
-        (1 << 60, 1 << 11, DotBlocks(64, 128, 4, 5)),
-        (1 << 60, 1 << 60, DotBlocks(128, 128, 4, 4)),
-    ),
-    "norm_gate_up": (
-        (1 << 60, 1 << 11, DotBlocks(16, 128, 4, 5)),
-        (1 << 60, 1 << 60, DotBlocks(32, 128, 4, 5)),
-    ),
-    "linear_add": (
-        (1 << 11, 1 << 60, DotBlocks(16, 256, 2, 4)),
-        (1 << 60, 1 << 13, DotBlocks(32, 128, 4, 5)),
-        (1 << 60, 1 << 60, DotBlocks(64, 128, 4, 5)),
-    ),
-}
-"""Kernel -> (outputs up to, inputs up to, blocks), the first that fits. The best of `dot_skinny` in a spike on an H200
-with up to 16 tokens of the shapes of Qwen3-0.6B and Llama-3.1-8B, a plain product with the same loop; of gate and up,
-which measured 32 and 64 rows together, half to each. Only the large query-key-value, best at 16 rows and 256 inputs
-there, has more rows here: each program norms all inputs of the tokens, and half as many programs do that half as often.
-"""
-
-
-def dot_blocks(
-    name: str, num_outputs: int, num_inputs: int, num_tokens: int, num_weights: int, chosen: Configuration
-) -> DotBlocks:
-    """How matrix units go through a weight of 16 bits: `num_weights` of its rows make an output, and tokens are padded
-    to `num_tokens`, 16, 32 or 64.
-
-    More than 16 tokens are more to read, for every program: what a norm is taken of goes through registers, so more
-    warps and rows then, and fewer inputs at once. (Not measured.)
+def starts_early(architecture: str, chosen: Configuration) -> bool:
+    """Whether a kernel's programs start before the kernel ahead of them has ended (programmatic dependent launch):
+    NVIDIA's from Hopper on can, and only where the configuration asks for it.
     """
-    suited = next(
-        blocks
-        for most_outputs, most_inputs, blocks in _DOT_BLOCKS[name]
-        if num_outputs <= most_outputs and num_inputs <= most_inputs
-    )
-    rows, block_k, num_warps, num_stages = suited
-    if num_tokens > 16:
-        rows = rows if name == "linear_add" else max(32, rows)
-        num_warps = max(8 if num_tokens > 32 and num_weights > 1 else 4, num_warps)
-    rows, num_warps = chosen["dot_rows"] or rows, chosen["dot_warps"] or num_warps
-    block_k = min(chosen["dot_block_k"] or block_k, 8192 // num_tokens, (1 << 19) // (rows * num_tokens))
-    while block_k > 16 and block_k // 2 >= num_inputs:
-        block_k //= 2
-    tile_bytes, token_bytes = 2 * block_k * (rows * num_weights + num_tokens), 2 * block_k * num_tokens
-    fitting = (1024 * chosen["dot_kilobytes"] - token_bytes) // tile_bytes
-    return DotBlocks(rows, block_k, num_warps, max(1, min(chosen["dot_stages"] or num_stages, fitting)))
-
-
-def can_start_early(architecture: str) -> bool:
-    """Programs before the kernel ahead of them has ended (programmatic dependent launch): NVIDIA's from Hopper on."""
-    return family(architecture) == "nvidia" and int(architecture.removeprefix("sm_")) >= 90
-
-
-def starts_early(architecture: str, chosen: Configuration, field: str = "pdl") -> bool:
-    """Whether programs do, which is only where the configuration asks for it."""
-    return can_start_early(architecture) and chosen[field] == 1
+    can = family(architecture) == "nvidia" and int(architecture.removeprefix("sm_")) >= 90
+    return can and chosen["pdl"] == 1
 
 
 def early_start(architecture: str, chosen: Configuration) -> dict[str, bool]:

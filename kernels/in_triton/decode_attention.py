@@ -230,7 +230,6 @@ class TritonDecodeAttention(TritonKernel):
         self._max_splits = min(16, configuration["max_splits"]) if is_wide else configuration["max_splits"]
         self._precision = dot_precision(architecture)
         self._pdl = starts_early(architecture, configuration)
-        self._crowd_early = configuration["crowd_early"] == 1
         num_parts = self._max_splits * problem.num_heads  # tokens divide the splits among them
         sizes = (num_parts * problem.head_dim, num_parts, num_parts)
         self._scratch = tuple(torch.empty(size, dtype=torch.float32, device=device) for size in sizes)
@@ -286,7 +285,7 @@ class TritonDecodeAttention(TritonKernel):
             HAS_K_NORM=k_norm is not None,
             HAS_WINDOW=window > 0,
             PRECISION=self._precision,
-            EARLY=not is_crowd or self._crowd_early,
+            EARLY=not is_crowd,
             PDL=self._pdl,
             **tile,
             **({"launch_pdl": True} if self._pdl else {}),

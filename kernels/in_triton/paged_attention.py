@@ -2,7 +2,8 @@
 
 - tiled: single queries by programs that share a sequence's keys among them (a second kernel merges the parts), longer
   chunks by tiles of queries. Keys and values are gathered slot by slot, so any block size will do.
-- bulk: the same walk, keys and values by bulk copies of whole runs of a block (host-side tensor descriptors).
+- bulk: the same walk; the tiles take keys and values by bulk copies of whole runs of a block (host-side tensor
+  descriptors). Single queries do not: they have little to do with each run, and gathering starts sooner.
 - lean: one launch for everything, small tiles, few warps, no scratch memory: a device with few multiprocessors or
   little shared memory.
 
@@ -379,17 +380,20 @@ class _PagedAttention(TritonKernel):
         self._chunk = channels_of_chunk(architecture, self._padded, self._head_bytes, problem.dtype)
         self._block_size = problem.block_size
 
+    def _is_bulk(self, kind: str) -> bool:
+        return self.bulk and kind == "tile"
+
     def _num_keys(self, kind: str) -> int:
         """Keys that a program takes at once; a bulk copy stays within one block."""
         num_keys = keys_of_head(self.configuration[f"{kind}_keys"], self._head_bytes, self._dtype)
-        return min(num_keys, self._block_size) if self.bulk else num_keys
+        return min(num_keys, self._block_size) if self._is_bulk(kind) else num_keys
 
     def _resources(self, kind: str) -> dict[str, int]:
         num_warps = warps_of_head(self.configuration[f"{kind}_warps"], self._head_bytes)
         limit = register_limit(self._architecture, num_warps)
         return {"num_warps": num_warps, "num_stages": self.configuration[f"{kind}_stages"], **limit}
 
-    def _sizes(self, q: torch.Tensor, k_cache: torch.Tensor) -> dict[str, Any]:
+    def _sizes(self, kind: str, q: torch.Tensor, k_cache: torch.Tensor) -> dict[str, Any]:
         head_dim = q.shape[2]
         return {
             "G": k_cache.shape[2],
@@ -398,18 +402,19 @@ class _PagedAttention(TritonKernel):
             "DP": self._padded,
             "S": k_cache.shape[1],
             "CHUNK": self._chunk,
-            "BULK": self.bulk,
+            "BULK": self._is_bulk(kind),
             "PRECISION": self._precision,
         }
 
-    def _cache(self, cache: torch.Tensor, num_keys: int) -> Any:
-        """What a kernel reads the cache by: its address, or a descriptor of `[G, slots, D]` cut into runs."""
-        if not self.bulk:
-            return cache
+    def _caches(self, kind: str, *caches: torch.Tensor) -> tuple[Any, ...]:
+        """What a kernel reads each by: its address, or a descriptor of `[G, slots, D]` cut into runs."""
+        return tuple(self._descriptor(cache) for cache in caches) if self._is_bulk(kind) else caches
+
+    def _descriptor(self, cache: torch.Tensor) -> Any:
         num_blocks, block_size, num_kv_heads, head_dim = cache.shape
         assert cache.stride(0) == block_size * cache.stride(1)
         shape, strides = [num_kv_heads, num_blocks * block_size, head_dim], [cache.stride(2), cache.stride(1), 1]
-        return TensorDescriptor(cache, shape, strides, [1, num_keys, self._padded])
+        return TensorDescriptor(cache, shape, strides, [1, self._num_keys("tile"), self._padded])
 
     def _tiles(self, arguments: tuple[Any, ...], *, takes_singles: bool) -> None:
         out, q, k_cache, v_cache, tables, rows_of, starts, lengths, scale, window, *_ = arguments
@@ -421,11 +426,11 @@ class _PagedAttention(TritonKernel):
         self.launch(
             tile_kernel,
             grid,
-            *(out, q, self._cache(k_cache, num_keys), self._cache(v_cache, num_keys), tables, rows_of, starts, lengths),
+            *(out, q, *self._caches("tile", k_cache, v_cache), tables, rows_of, starts, lengths),
             *(scale * _LOG2_E, window, q.shape[2], num_sequences),
             *(out.stride(0), q.stride(0), q.stride(1), tables.stride(0)),
             *(*k_cache.stride()[:3], *v_cache.stride()[:3]),
-            **self._sizes(q, k_cache),
+            **self._sizes("tile", q, k_cache),
             ROWS=num_rows,
             TOKENS=tokens,
             KEYS=num_keys,
@@ -472,12 +477,12 @@ class TritonPagedAttentionTiled(_PagedAttention):
         num_places = q.shape[0] if by_token else lengths.shape[0]
         num_sequences, num_kv_heads, num_keys = lengths.shape[0], k_cache.shape[2], self._num_keys("decode")
         num_splits = self.num_splits(num_places, tables.shape[1] * k_cache.shape[1])
-        sizes = self._sizes(q, k_cache)
+        sizes = self._sizes("decode", q, k_cache)
         assert num_splits == 1 or num_places * num_kv_heads * num_splits * self._group <= self._scratch[1].numel()
         self.launch(
             decode_kernel,
             (num_places * num_kv_heads, num_splits),
-            *(out, q, self._cache(k_cache, num_keys), self._cache(v_cache, num_keys), tables, rows_of, starts, lengths),
+            *(out, q, *self._caches("decode", k_cache, v_cache), tables, rows_of, starts, lengths),
             *(*self._scratch, scale * _LOG2_E, window, q.shape[2], num_sequences, num_splits),
             *(out.stride(0), q.stride(0), q.stride(1), tables.stride(0)),
             *(*k_cache.stride()[:3], *v_cache.stride()[:3]),

@@ -35,16 +35,10 @@ def norm_gate_up(
 
 
 def linear_add(
-    residual_TD: torch.Tensor,
-    x_TK: torch.Tensor,
-    weight_DK: torch.Tensor,
-    bias_D: torch.Tensor | None,
-    rounded_TD: torch.Tensor | None = None,
+    residual_TD: torch.Tensor, x_TK: torch.Tensor, weight_DK: torch.Tensor, bias_D: torch.Tensor | None
 ) -> None:
-    """residual += x @ weight.T + bias, in place; where `rounded` is given, it gets a copy in its dtype."""
+    """residual += x @ weight.T + bias, in place."""
     residual_TD.add_(linear(x_TK.float(), weight_DK.float(), _float(bias_D)))
-    if rounded_TD is not None:
-        rounded_TD.copy_(residual_TD)
 
 
 def _normed(residual_TD: torch.Tensor, norm_weight_D: torch.Tensor, eps: float) -> torch.Tensor:

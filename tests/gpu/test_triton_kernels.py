@@ -11,7 +11,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from trimaran.device_workers.models.fused_decode import FEW_TOKENS
 from trimaran.ipc.facts import DeviceProfile, Problem
 from trimaran.kernels.catalog import CATALOG
 from trimaran.kernels.implementation import Implementation, Services
@@ -122,9 +121,7 @@ def test_long_contexts(implementation: Implementation, window: int, profile: Dev
         "wide_rows",
         "linears",
         "fused_linears",
-        "fused_dots",
         "decode_attentions",
-        "fused_layer",
     ],
 )
 def test_exactness(check: str, profile: DeviceProfile) -> None:
@@ -203,8 +200,6 @@ class FusedChain:
         )
         names = ("norm_linear", "norm_gate_up", "linear_add", "decode_attention")
         best = {name: {"pdl": pdl} for name in names}
-        for name in names[:3]:
-            best[name] |= {"dot_pdl": pdl, "dot_large_pdl": pdl}
         profile = replace(profile, capability=replace(profile.capability, best=best))
         chosen = {each.kernel: each for each in TRITON}
         self.kernels: Any = {name: chosen[name].load(profile, problem, Services(device=DEVICE)) for name in names}
@@ -235,32 +230,26 @@ class FusedChain:
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
         self.embedded = torch.randn(num_tokens, 1024, device=DEVICE)
         sizes = (1024, 4096, 2048, 3072, SMALL["vocab_size"])
-        between = torch.float32 if num_tokens <= FEW_TOKENS else torch.bfloat16
         self.residual, self.qkv, self.attended, self.activated, self.logits = (
-            torch.full((num_tokens, size), float("nan"), device=DEVICE, dtype=dtype)
-            for size, dtype in zip(sizes, (torch.float32, *3 * (between,), torch.float32), strict=True)
+            torch.full((num_tokens, size), float("nan"), device=DEVICE) for size in sizes
         )
-        self.rounded = () if num_tokens <= FEW_TOKENS else (torch.full_like(self.residual, 0.0, dtype=between),)
         torch.cuda.synchronize()
 
     def __call__(self) -> None:
         """As the decoder does, in the place of whose embedding stands a copy by an ordinary kernel."""
         places, slots, tables, rows = self.step
         torch.add(self.embedded, 0.0, out=self.residual)
-        for rounded in self.rounded:
-            rounded.copy_(self.residual)
-        x = self.rounded[0] if self.rounded else self.residual
         for layer in self.layers:
             norms: Any = layer["norms"]
-            self.kernels["norm_linear"](self.qkv, x, norms[0], layer["qkv"], None, 1e-6)
+            self.kernels["norm_linear"](self.qkv, self.residual, norms[0], layer["qkv"], None, 1e-6)
             self.kernels["decode_attention"](
                 *(self.attended, self.qkv, places, slots, self.cos_sin, *layer["cache"], norms[2], norms[3], 1e-6),
                 *(tables, rows, 128**-0.5, 0),
             )
-            self.kernels["linear_add"](self.residual, self.attended, layer["output"], None, *self.rounded)
-            self.kernels["norm_gate_up"](self.activated, x, norms[1], layer["gate_up"], None, 1e-6)
-            self.kernels["linear_add"](self.residual, self.activated, layer["down"], None, *self.rounded)
-        self.kernels["norm_linear"](self.logits, x, self.final_norm, self.head, None, 1e-6)
+            self.kernels["linear_add"](self.residual, self.attended, layer["output"], None)
+            self.kernels["norm_gate_up"](self.activated, self.residual, norms[1], layer["gate_up"], None, 1e-6)
+            self.kernels["linear_add"](self.residual, self.activated, layer["down"], None)
+        self.kernels["norm_linear"](self.logits, self.residual, self.final_norm, self.head, None, 1e-6)
 
     def recorded(self) -> torch.cuda.CUDAGraph:
         self()
@@ -272,11 +261,7 @@ class FusedChain:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "positions",
-    [(0,), (127,), (1023, 5), (4000,), (700, 31, 0, 290), tuple(range(0, 800, 100)), tuple(range(3, 515, 16))],
-    ids=lambda positions: f"{len(positions)} to {max(positions)}",
-)
+@pytest.mark.parametrize("positions", [(0,), (127,), (1023, 5), (4000,), (700, 31, 0, 290)], ids=str)
 def test_a_fused_chain_that_starts_early_gives_the_same_bits(
     positions: tuple[int, ...], profile: DeviceProfile
 ) -> None:

@@ -81,9 +81,7 @@ def test_a_part_of_the_head_rotates(interpreter: Interpreter) -> None:
         "wide_rows",
         "linears",
         "fused_linears",
-        "fused_dots",
         "decode_attentions",
-        "fused_layer",
     ],
 )
 def test_exactness(check: str, interpreter: Interpreter) -> None:

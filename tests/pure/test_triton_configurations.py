@@ -14,7 +14,6 @@ from trimaran.kernels.in_triton import configurations
 from trimaran.kernels.in_triton.configurations import (
     channels_of_chunk,
     configuration,
-    dot_blocks,
     dot_of_weight,
     dot_precision,
     gemv_of_weight,
@@ -119,14 +118,8 @@ def test_an_early_start_needs_the_hardware_and_the_wish() -> None:
     assert not early("sm_90", norm_linear={"pdl": 0})
     assert not early("sm_89", norm_linear={"pdl": 1})
     assert not early("interpreter", norm_linear={"pdl": 1})
-    for field in ("pdl", "dot_large_pdl"):
-        with pytest.raises(ValueError, match=f"[.]{field} is 2: give 0 or 1"):
-            configuration("norm_linear", capability("sm_90", norm_linear={field: 2}))
-
-
-def test_products_of_large_weights_do_not_start_early() -> None:
-    row = configuration("linear_add", capability("sm_90"))
-    assert [starts_early("sm_90", row, field) for field in ("pdl", "dot_pdl", "dot_large_pdl")] == [True, True, False]
+    with pytest.raises(ValueError, match="pdl is 2: give 0 or 1"):
+        configuration("norm_linear", capability("sm_90", norm_linear={"pdl": 2}))
 
 
 def test_rows_and_warps_follow_the_weight() -> None:
@@ -143,30 +136,6 @@ def test_rows_and_warps_follow_the_weight() -> None:
     assert suited("norm_gate_up", 14336, 4096) == (2, 4)
     assert (suited("linear_add", 4096, 4096), suited("linear_add", 4096, 14336)) == ((4, 8), (4, 4))
     assert suited("linear_add", 1024, 2048, linear_add={"rows": 16}) == (16, 2)
-
-
-def test_blocks_of_matrix_units_follow_the_weight_and_the_tokens() -> None:
-    """The weights of two models, as above."""
-
-    def suited(name: str, num_outputs: int, num_inputs: int, tokens: int, on: str = "sm_90", **best: int) -> object:
-        row = configuration(name, capability(on, **{name: best}))
-        return tuple(dot_blocks(name, num_outputs, num_inputs, tokens, 1 + (name == "norm_gate_up"), row))
-
-    assert suited("norm_linear", 4096, 1024, 16) == (16, 256, 2, 4)
-    assert suited("norm_linear", 4096, 1024, 32) == (32, 256, 4, 4)
-    assert suited("norm_linear", 4096, 1024, 64) == (32, 128, 4, 4)
-    assert suited("norm_linear", 151936, 1024, 32) == (64, 128, 4, 5)
-    assert suited("norm_gate_up", 3072, 1024, 16) == (16, 128, 4, 5)
-    assert suited("norm_gate_up", 3072, 1024, 64)[2] == 8
-    assert suited("linear_add", 1024, 2048, 16) == suited("linear_add", 1024, 3072, 16) == (16, 256, 2, 4)
-    assert (suited("norm_linear", 6144, 4096, 16), suited("norm_gate_up", 14336, 4096, 16)) == 2 * ((32, 128, 4, 5),)
-    assert suited("linear_add", 4096, 4096, 16) == (32, 128, 4, 5)
-    assert suited("linear_add", 4096, 14336, 16) == (64, 128, 4, 5)
-    assert suited("norm_linear", 128256, 4096, 16) == (128, 128, 4, 4)
-    assert suited("norm_linear", 40, 96, 16) == (16, 128, 2, 4)
-    assert suited("norm_linear", 4096, 1024, 16, dot_rows=64, dot_stages=9) == (64, 256, 2, 3)
-    assert suited("norm_linear", 128256, 4096, 16, "sm_89") == (128, 128, 4, 2)
-    assert suited("norm_linear", 4096, 1024, 16, "gfx1100") == (32, 32, 8, 2)
 
 
 def test_tiles_shrink_with_the_head() -> None:
