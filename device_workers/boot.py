@@ -30,7 +30,7 @@ from .execution.declared_engine import DeclaredEngine, MemoryWishes
 from .models.config import ModelConfig, read_config
 from .models.facts import KERNELS, kernel_problem, make_facts, num_sampled_ids
 from .models.sharding import Shard, make_shard
-from .platforms.contract import Backend, Clause, Platform, WorkerGroup
+from .platforms.contract import Backend, Clause, NotSupported, Platform, WorkerGroup
 from .platforms.detection import Detection, Wish, detect, platforms
 from .platforms.device_choice import DeviceWish, choose_device
 from .platforms.host import Host, usable_cores
@@ -39,6 +39,7 @@ from .profiles.settling import declare_profile, settle_profile
 
 if TYPE_CHECKING:
     from .weights.source import OnBytes, WeightSource
+    from .weights.upload import Upload
 
 OnPhase = Callable[[str], None]
 OnKernels = Callable[[tuple[Resolution, ...]], None]
@@ -383,6 +384,18 @@ def _source_opener(
             return DummySource(configuration.seed, DTYPES[dtype], on_bytes, backend.torch_device)
         from .weights.safetensors_source import SafetensorsSource
 
-        return SafetensorsSource(Path(configuration.model), on_bytes)
+        return SafetensorsSource(Path(configuration.model), on_bytes, _upload_to(backend))
 
     return open_source
+
+
+def _upload_to(backend: Backend) -> Upload | None:
+    """None where weights stay in the host's memory, or none of it is pinned."""
+    from .weights.upload import Upload
+
+    if backend.torch_device.type == "cpu":
+        return None
+    try:
+        return Upload(backend)
+    except NotSupported:
+        return None

@@ -203,6 +203,7 @@ class TensorEngine:
         source = parts.open_source(lambda done, total: on_fraction("weights", min(done / max(total, 1), 1.0)))
         reader = WeightReader(parts.config, parts.shard, source, kernels.linear, dtype, self._device)
         weights = reader.read()
+        parts.backend.synchronize()  # copies from the source's buffers, which end here
         self._weight_bytes = weights.num_bytes
         max_sequences = settled.max_num_seqs + SPARE_ROWS
         self._decoder = Decoder(

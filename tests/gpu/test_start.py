@@ -1,4 +1,4 @@
-"""After the start nothing is compiled. On a real device: `pytest -m gpu tests/gpu/test_start.py`"""
+"""The start: weights arrive whole, and after it nothing is compiled. On a real device: `pytest -m gpu tests/gpu/test_start.py`"""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from trimaran.device_workers.execution.tensor_engine import TensorEngine
+from trimaran.device_workers.models.parameters import Parameter
+from trimaran.device_workers.platforms.cuda import CudaPlatform
+from trimaran.device_workers.weights.safetensors_source import SafetensorsSource
+from trimaran.device_workers.weights.upload import Upload
 
 from ..mixed_work import work
 from ..step_driver import SETTLED, start_engine
@@ -64,3 +69,14 @@ def test_what_was_not_rehearsed_is_counted(tmp_path: Path) -> None:
     command = [sys.executable, "-c", COUNTS, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     assert int(done.stdout.split("counted")[1]) > 0
+
+
+def test_uploaded_weights_are_the_files(tmp_path: Path) -> None:
+    """Tensors of several pieces, with every buffer used again."""
+    backend = CudaPlatform().open(0, num_threads=4, cache_dir=None, warn=lambda text: None)
+    weights = {f"w{index}": torch.randn(1000, 500 + index) for index in range(20)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    source = SafetensorsSource(tmp_path, upload=Upload(backend, 1 << 16))
+    read = {name: source.read(Parameter(name=name, shape=tuple(tensor.shape))) for name, tensor in weights.items()}
+    backend.synchronize()
+    assert all(read[name].is_cuda and torch.equal(read[name].cpu(), tensor) for name, tensor in weights.items())
