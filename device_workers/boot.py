@@ -214,9 +214,12 @@ def open_engine(
     """
     if configuration.explain and described.config is not None:
         return _declared_engine(configuration, described, warn)
-    on_phase("device")
     platform = described.platform
     assert platform is not None, "a declared device cannot be opened"
+    if platform.computes:
+        on_phase("imports")
+        from .execution import tensor_engine  # noqa: F401 - and torch with it, which takes longest
+    on_phase("device")
     described = dataclass_replace(described, decisions=(*described.decisions, *stay_near(described.profile)))
     cache_dir = Path(configuration.cache_directory)
     backend = platform.open(described.profile.index, num_threads=described.num_threads, cache_dir=cache_dir, warn=warn)

@@ -1,4 +1,4 @@
-"""The start: weights arrive whole, and after it nothing is compiled. On a real device: `pytest -m gpu tests/gpu/test_start.py`"""
+"""The start: weights arrive whole, and after it nothing is compiled. `pytest -m gpu tests/gpu/test_start.py`"""
 
 from __future__ import annotations
 
