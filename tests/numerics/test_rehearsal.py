@@ -88,6 +88,7 @@ def engine_on(profile_name: str, model: Path, cache: Path, *, records: bool, **o
     described = dataclass_replace(described, profile=profile, registry=Registry(CATALOG))
     engine = boot.open_engine(configuration, described, lambda text: None, lambda name: None)
     assert isinstance(engine, TensorEngine)
+    engine._kernels.prepare = lambda *arguments: None  # type: ignore[method-assign]  # as after an earlier start
     if records:
         backend: Any = engine._parts.backend
         backend.graphs_take_any_size, backend.capture_graph = False, Recording
