@@ -30,7 +30,7 @@ from .execution.declared_engine import DeclaredEngine, MemoryWishes
 from .models.config import ModelConfig, read_config
 from .models.facts import KERNELS, kernel_problem, make_facts, num_sampled_ids
 from .models.sharding import Shard, make_shard
-from .platforms.contract import Backend, Clause, Platform, WorkerGroup
+from .platforms.contract import Backend, Clause, NotSupported, Platform, WorkerGroup
 from .platforms.detection import Detection, Wish, detect, platforms
 from .platforms.device_choice import DeviceWish, choose_device
 from .platforms.host import Host, usable_cores
@@ -39,6 +39,7 @@ from .profiles.settling import declare_profile, settle_profile
 
 if TYPE_CHECKING:
     from .weights.source import OnBytes, WeightSource
+    from .weights.upload import Upload
 
 OnPhase = Callable[[str], None]
 OnKernels = Callable[[tuple[Resolution, ...]], None]
@@ -214,9 +215,12 @@ def open_engine(
     """
     if configuration.explain and described.config is not None:
         return _declared_engine(configuration, described, warn)
-    on_phase("device")
     platform = described.platform
     assert platform is not None, "a declared device cannot be opened"
+    if platform.computes:
+        on_phase("imports")
+        from .execution import tensor_engine  # noqa: F401 - and torch with it, which takes longest
+    on_phase("device")
     described = dataclass_replace(described, decisions=(*described.decisions, *stay_near(described.profile)))
     cache_dir = Path(configuration.cache_directory)
     backend = platform.open(described.profile.index, num_threads=described.num_threads, cache_dir=cache_dir, warn=warn)
@@ -384,6 +388,18 @@ def _source_opener(
             return DummySource(configuration.seed, DTYPES[dtype], on_bytes, backend.torch_device)
         from .weights.safetensors_source import SafetensorsSource
 
-        return SafetensorsSource(Path(configuration.model), on_bytes)
+        return SafetensorsSource(Path(configuration.model), on_bytes, _upload_to(backend))
 
     return open_source
+
+
+def _upload_to(backend: Backend) -> Upload | None:
+    """None where weights stay in the host's memory, or none of it is pinned."""
+    from .weights.upload import Upload
+
+    if backend.torch_device.type == "cpu":
+        return None
+    try:
+        return Upload(backend)
+    except NotSupported:
+        return None

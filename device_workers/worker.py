@@ -160,6 +160,7 @@ class Worker(Actor):
                         step_age_s=step_age_s,
                         progress_age_s=progress_age_s,
                         resident_bytes=resident_bytes(),
+                        compiled_after_ready=self._engine.progress.compiled_after_ready,
                         health=self._health,
                     )
                 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..ipc.conditions import Refusal
-from ..ipc.facts import DeviceProfile, Problem, Resolution
+from ..ipc.facts import DeviceProfile, Feature, Problem, Resolution
 from .implementation import Implementation, Kernel, Services
 
 
@@ -33,6 +34,16 @@ class Memory(Protocol):
     def failed(
         self, implementation: Implementation, profile: DeviceProfile, problem: Problem, error: Exception | str
     ) -> None: ...
+
+    def has_agreed(self, implementation: Implementation, profile: DeviceProfile, problem: Problem) -> bool:
+        """An earlier start found nothing against it: it will not be tried again."""
+        ...
+
+    def together(self, profile: DeviceProfile) -> AbstractContextManager[bool]:
+        """For work on many implementations at once. Should the process die of that, none is blamed, and the next one
+        shall go without: False then.
+        """
+        ...
 
 
 Verify = Callable[[Implementation, Kernel, DeviceProfile, Problem, Services], str | None]
@@ -142,6 +153,23 @@ class Registry:
         assert implementation.name == resolution.chosen
         return resolution
 
+    def together(self, profile: DeviceProfile) -> AbstractContextManager[bool]:
+        """See Memory.together."""
+        return nullcontext(True) if self._memory is None else self._memory.together(profile)
+
+    def to_prepare(
+        self, kernels: Iterable[str], profile: DeviceProfile, problem: Problem, choices: KernelChoices = NO_CHOICES
+    ) -> list[Implementation]:
+        """Of these kernels' first choices, those that `load` will try with code that is compiled while it runs."""
+        found = []
+        for kernel in kernels:
+            implementation = self._first(kernel, profile, problem, choices)
+            if implementation is None or Feature.TRITON not in implementation.metadata.features:
+                continue
+            if self._memory is None or not self._memory.has_agreed(implementation, profile, problem):
+                found.append(implementation)
+        return found
+
     def load(
         self,
         kernel: str,
@@ -211,6 +239,21 @@ class Registry:
                 self._memory.failed(implementation, profile, problem, error)
             return None, failure_text(error)
         return (loaded, "") if failure is None else (None, failure)
+
+    def _first(
+        self, kernel: str, profile: DeviceProfile, problem: Problem, choices: KernelChoices
+    ) -> Implementation | None:
+        """The choice, by all that is known; None where nothing is left, which `load` will say."""
+        demoted: dict[str, str] = {}
+        while True:
+            try:
+                implementation, _ = self._choose(kernel, profile, problem, choices, demoted)
+            except (KernelChoiceRefused, RuntimeError):
+                return None
+            known = self._memory and self._memory.known_failure(implementation, profile, problem)
+            if not known:
+                return implementation
+            demoted[implementation.name] = known
 
     def _choose(
         self,

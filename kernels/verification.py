@@ -165,6 +165,12 @@ def verdict_key(implementation: Implementation, profile: DeviceProfile, problem:
     return verdict_prefix(implementation, profile) + hashlib.sha256(repr(problem).encode()).hexdigest()[:16]
 
 
+def together_key(profile: DeviceProfile) -> str:
+    """Of work on many implementations at once, on this device, with this driver and this code."""
+    parts = (profile.platform, profile.name, profile.driver, profile.runtime, code_hash())
+    return f"together-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+
+
 class Verifier:
     """The `verify` and the `memory` of a Registry.
 
@@ -176,6 +182,7 @@ class Verifier:
         self._references = references
         self._verdicts = verdicts
         self._tried: str | None = None
+        self._together: str | None = None
 
     def __call__(
         self,
@@ -208,6 +215,36 @@ class Verifier:
     def begin(self, implementation: Implementation, profile: DeviceProfile, problem: Problem) -> None:
         if self._is_reference(implementation):
             return
+        self._tried = verdict_key(implementation, profile, problem)
+        self._mark(self._tried)
+
+    def interrupt(self) -> None:
+        for key in (self._tried, self._together):
+            if key is not None:
+                self._unmark(key)
+
+    def has_agreed(self, implementation: Implementation, profile: DeviceProfile, problem: Problem) -> bool:
+        verdict = self._verdicts.get(verdict_key(implementation, profile, problem))
+        return verdict == AGREES or self._is_reference(implementation)
+
+    @contextmanager
+    def together(self, profile: DeviceProfile) -> Iterator[bool]:
+        """A mark of its own: a death that leaves it is nobody's, and one by one the culprit is found by its own."""
+        key = together_key(profile)
+        marks = (self._verdicts.get(key) or "").removeprefix(_TRYING).split()
+        if not all(map(_lives, marks)):
+            yield False
+            return
+        self._together = key
+        self._mark(key)
+        try:
+            yield True
+        finally:
+            self._together = None
+            self._unmark(key)
+
+    def _mark(self, key: str) -> None:
+        """This process tries what the key names: should it die, that stays."""
         mark = _mark(os.getpid())
 
         def marked(known: str | None) -> str | None:
@@ -215,12 +252,9 @@ class Verifier:
                 return known
             return f"{known or _TRYING} {mark}"
 
-        self._tried = verdict_key(implementation, profile, problem)
-        self._verdicts.change(self._tried, marked)
+        self._verdicts.change(key, marked)
 
-    def interrupt(self) -> None:
-        if self._tried is None:
-            return
+    def _unmark(self, key: str) -> None:
         mark = _mark(os.getpid())
 
         def unmarked(known: str | None) -> str | None:
@@ -229,7 +263,7 @@ class Verifier:
             left = known.replace(f" {mark}", "")
             return None if left == _TRYING else left
 
-        self._verdicts.change(self._tried, unmarked)
+        self._verdicts.change(key, unmarked)
 
     def failed(
         self, implementation: Implementation, profile: DeviceProfile, problem: Problem, error: Exception | str

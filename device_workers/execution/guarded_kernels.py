@@ -8,13 +8,14 @@ tells the caller to begin anew from inputs that are whole. One whose weights are
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ...ipc.conditions import DeviceFault, StepFailed, TrimaranError
-from ...ipc.facts import DeviceProfile, Problem, Resolution
+from ...ipc.facts import DeviceProfile, Feature, Problem, Resolution
 from ...kernels.implementation import Kernel, Services
+from ...kernels.preparation import prepare
 from ...kernels.registry import KernelChoiceRefused, KernelChoices, Registry, failure_text
 from ..memory.exhaustion import is_exhaustion
 
@@ -63,6 +64,11 @@ class GuardedKernel:
                 raise KernelReplaced(self._name) from error
             self(*arguments)
 
+    @property
+    def served(self) -> Kernel:
+        """The link of the chain that serves now."""
+        return self._kernel
+
     def replace(self, error: Exception) -> None:
         """By the next of its chain. Raises StepFailed and DeviceFault."""
         self._take(self._on_failure(self._name, error))
@@ -106,6 +112,33 @@ class KernelSet:
 
     def __getitem__(self, name: str) -> Kernel:
         return self._kernels[name]
+
+    def unguarded(self, name: str) -> Kernel:
+        """As loaded: its failures are the caller's."""
+        return self._kernels[name].served
+
+    def prepare(self, names: Iterable[str], problem: Problem, on_begin: Callable[[], None]) -> None:
+        """Compile ahead what loading these will run; nothing where that is known or was once the end of a process."""
+        chosen = self._registry.to_prepare(names, self._profile, problem, self._choices)
+        if not chosen:
+            return
+        with self.together() as may:
+            if may:
+                on_begin()
+                prepare(chosen, self._profile, problem, self._services)
+            else:
+                log.info("kernels are compiled one by one: a process died when they were compiled side by side")
+
+    def together(self) -> AbstractContextManager[bool]:
+        """See Memory.together."""
+        return self._registry.together(self._profile)
+
+    @property
+    def are_compiled(self) -> bool:
+        """Whether any of them is compiled when it is first called."""
+        chosen = {resolution.chosen for resolution in self._found.values()}
+        offered = (found for kernel in self._registry.kernels for found in self._registry.chain(kernel))
+        return any(found.name in chosen and Feature.TRITON in found.metadata.features for found in offered)
 
     def load(self, name: str, problem: Problem) -> None:
         """Raises KernelChoiceRefused, or RuntimeError when the whole chain fails."""

@@ -13,6 +13,7 @@ class Progress:
         self.counter = ctypes.c_int64(0)
         self.step: int | None = None
         self.began_s = 0.0
+        self.compiled_after_ready = 0
 
     def begin(self, step: int) -> None:
         self.began_s = time.monotonic()

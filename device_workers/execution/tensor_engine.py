@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 from ...ipc.facts import SPARE_ROWS, Decision, DeviceHealth, DeviceProfile, Feature, ModelFacts, Resolution
 from ...ipc.plan import StepPlan, TokenMasks, WorkFlag
 from ...ipc.worker_messages import Settled
+from ...kernels.compilations import Compilations, compiling
 from ...kernels.implementation import Communicator, HostLengths, Services
-from ...kernels.registry import KernelChoices, Registry
+from ...kernels.registry import KernelChoices, Registry, failure_text
 from ...kernels.trials import DTYPES
 from ..memory.exhaustion import exhaustion_as_memory_error
 from ..memory.kv_cache import KvCache, KvLayout
@@ -37,6 +38,7 @@ from .graphs import Graphs
 from .guarded_kernels import KernelReplaced, KernelSet
 from .penalty_table import PenaltyTable
 from .progress import Progress
+from .rehearsal import rehearse
 from .row_table import RowTable
 from .sampler import PendingLogprobs, Sampled, Sampler, SamplerKernels
 from .tensor_step import PromptLogprobs, StepClock, TensorStep
@@ -105,6 +107,7 @@ class TensorEngine:
         self._hidden: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._logits: torch.Tensor | None = None
         self._clock = StepClock()
+        self._compilations = Compilations(self._compiled_late)
 
     # -- boot
 
@@ -112,7 +115,9 @@ class TensorEngine:
     def load(self, settled: Settled, on_fraction: OnFraction) -> LoadFacts:
         self._settled = settled
         self._load_kernels(settled, on_fraction)
-        self._load_weights(settled, on_fraction)
+        self._make_buffers(settled)
+        with self._compiling_steps(on_fraction):
+            self._load_weights(settled, on_fraction)
         plan = self._plan_memory()
         return LoadFacts(
             resolutions=self._kernels.resolutions,
@@ -128,10 +133,71 @@ class TensorEngine:
     def _load_kernels(self, settled: Settled, on_fraction: OnFraction) -> None:
         parts = self._parts
         problem = kernel_problem(parts.config, parts.shard, self.model, settled)
+        self._kernels.prepare(KERNELS, problem, lambda: on_fraction("kernel compilation", 0.0))
         for index, name in enumerate(KERNELS):
             on_fraction("kernels", index / len(KERNELS))
             self._kernels.load(name, problem)
         on_fraction("kernels", 1.0)
+
+    def _make_buffers(self, settled: Settled) -> None:
+        """Of steps: what they read and write but for weights and cache."""
+        parts, max_sequences = self._parts, settled.max_num_seqs + SPARE_ROWS
+        self._activations = Activations(
+            parts.config,
+            parts.shard,
+            max_tokens=settled.max_batched_tokens,
+            max_rows=max_sequences,
+            dtype=DTYPES[self.model.dtype],
+            device=self._device,
+        )
+        self._table = RowTable(-(-settled.max_model_len // settled.block_size), max_sequences)
+        self._builder = BatchBuilder(
+            settled.max_batched_tokens, max_sequences, self._table, settled.block_size, parts.backend
+        )
+        self._layout = KvLayout(
+            num_layers=parts.config.num_layers,
+            num_kv_heads=parts.shard.num_kv_heads,
+            head_dim=parts.config.head_dim,
+            block_size=settled.block_size,
+            dtype=DTYPES[self.model.kv_dtype],
+        )
+
+    @contextmanager
+    def _compiling_steps(self, on_fraction: OnFraction) -> Iterator[None]:
+        """Meanwhile other threads compile what steps will launch; at the end all of it is there."""
+        if not self._kernels.are_compiled:
+            yield
+            return
+        with self._kernels.together() as may:
+            if not may:
+                yield
+                return
+            services = self._parts.services
+            with compiling(services.num_threads, services.device):
+                on_fraction("rehearsal", 0.0)
+                self._rehearse()
+                yield
+                on_fraction("step compilation", 0.0)
+
+    def _rehearse(self) -> None:
+        parts = self._parts
+        try:
+            rehearse(
+                parts.config,
+                parts.shard,
+                self._kernels,
+                self._activations,
+                self._builder,
+                self._layout,
+                self._settled,
+                num_sampled_ids=parts.num_sampled_ids,
+                fuses=parts.communicator is None and all(map(self._serves, FusedKernels.__dataclass_fields__)),
+                draws_on_device=self._draws_on_device,
+                attends_to_decodes=self._serves("decode_attention"),
+            )
+        except Exception as error:  # kernels may raise anything; whoever calls them next says so
+            log.info("not all that steps launch is compiled ahead: %s", failure_text(error))
+        parts.backend.release_cached_memory()
 
     def _load_weights(self, settled: Settled, on_fraction: OnFraction) -> None:
         parts, dtype = self._parts, DTYPES[self.model.dtype]
@@ -139,16 +205,9 @@ class TensorEngine:
         source = parts.open_source(lambda done, total: on_fraction("weights", min(done / max(total, 1), 1.0)))
         reader = WeightReader(parts.config, parts.shard, source, kernels.linear, dtype, self._device)
         weights = reader.read()
+        parts.backend.synchronize()  # copies from the source's buffers, which end here
         self._weight_bytes = weights.num_bytes
         max_sequences = settled.max_num_seqs + SPARE_ROWS
-        self._activations = Activations(
-            parts.config,
-            parts.shard,
-            max_tokens=settled.max_batched_tokens,
-            max_rows=max_sequences,
-            dtype=dtype,
-            device=self._device,
-        )
         self._decoder = Decoder(
             parts.config,
             parts.shard,
@@ -161,11 +220,6 @@ class TensorEngine:
             self._fused_kernels(),
             self._kernels["decode_attention"] if self._serves("decode_attention") else None,
         )
-        max_blocks = -(-settled.max_model_len // settled.block_size)
-        self._table = RowTable(max_blocks, max_sequences)
-        self._builder = BatchBuilder(
-            settled.max_batched_tokens, max_sequences, self._table, settled.block_size, parts.backend
-        )
         self._graphs = Graphs(
             parts.backend, self._builder, max_sequences, self._forward_recorded, self._to_tokens_recorded
         )
@@ -173,17 +227,14 @@ class TensorEngine:
         self._tokens_on_host = TurningBuffers(max_sequences, torch.int64, parts.backend)
         self._penalties = PenaltyTable(parts.num_sampled_ids, self._device, self._link)
         sampling = SamplerKernels(**{name: self._kernels[name] for name in SamplerKernels.__dataclass_fields__})
-        draws_on_device = Feature.FP64 in self.profile.capability.features
         self._sampler = Sampler(
-            sampling, self._penalties, parts.num_sampled_ids, self._link, draws_on_device=draws_on_device
+            sampling, self._penalties, parts.num_sampled_ids, self._link, draws_on_device=self._draws_on_device
         )
-        self._layout = KvLayout(
-            num_layers=parts.config.num_layers,
-            num_kv_heads=parts.shard.num_kv_heads,
-            head_dim=parts.config.head_dim,
-            block_size=settled.block_size,
-            dtype=DTYPES[self.model.kv_dtype],
-        )
+
+    @property
+    def _draws_on_device(self) -> bool:
+        draws_on_device = Feature.FP64 in self.profile.capability.features
+        return draws_on_device
 
     def _fused_kernels(self) -> FusedKernels | None:
         """None where the plain references would have to serve: they are slower than the ordinary path."""
@@ -214,6 +265,7 @@ class TensorEngine:
 
     @torch.inference_mode()
     def warm_up(self) -> dict[str, int]:
+        self._compilations.pause()
         self._capture()
         for num_tokens in sorted({1, min(64, self._settled.max_batched_tokens)}):
             size = StepSize(num_tokens, min(num_tokens, self._activations.max_rows))
@@ -222,6 +274,7 @@ class TensorEngine:
             token = torch.empty(1, dtype=torch.int64, device=self._device)
             self._kernels["greedy_sample"](token, logits, self._parts.num_sampled_ids)
         self._parts.backend.synchronize()
+        self._compilations.watch()
         return {
             "weights": self._weight_bytes,
             "activations": self._activations.num_bytes + self._builder.num_bytes,
@@ -385,6 +438,10 @@ class TensorEngine:
             self._decide_graphs(Decision(name="graphs", value="eager", reason=reason))
             log.warning("graphs = eager: %s", reason)
         self._parts.on_kernels(self._kernels.resolutions)
+
+    def _compiled_late(self, kernel: str) -> None:
+        self.progress.compiled_after_ready += 1
+        log.warning("a step waits for a kernel to be compiled, though all should have been at the start: %s", kernel)
 
     def _prompt_logprobs(self, plan: StepPlan, batch: Batch, readback: Readback) -> PromptLogprobs | None:
         """Of the targets of the items that ask, computed in slices so that the logits stay small."""

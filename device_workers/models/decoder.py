@@ -117,6 +117,7 @@ class Activations:
         self._all = {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
         vocab_size = shard.vocab_end - shard.vocab_begin
         self.logits_RV = torch.zeros(max_rows, vocab_size, dtype=torch.float32, device=device)
+        self.dtype = dtype
         self.max_rows = max_rows
         self.num_bytes = sum(tensor.nbytes for tensor in self._all.values()) + self.logits_RV.nbytes
 

@@ -1,11 +1,16 @@
-"""Weights from safetensors files, memory-mapped: one file, or several with an index. Only asked slices are read."""
+"""Weights from safetensors files: one file, or several with an index. Only asked slices are read.
+
+For the processor files are memory-mapped; for another device whole rows go there by an upload, other slices as mapped.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,16 +18,20 @@ from safetensors import SafetensorError, safe_open
 from ...ipc.conditions import Refusal
 from ..models.parameters import HEAD, IGNORED_SUFFIXES, Parameter
 from .source import OnBytes
+from .upload import Upload
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _NAMES_SHOWN = 6
+_UPLOADED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class SafetensorsSource:
     """An open checkpoint. Reads convert nothing: tensors have the dtype of the file."""
 
-    def __init__(self, directory: Path, on_bytes: OnBytes = lambda done, total: None) -> None:
+    def __init__(
+        self, directory: Path, on_bytes: OnBytes = lambda done, total: None, upload: Upload | None = None
+    ) -> None:
         """Raises Refusal when files are missing, cut off or not safetensors."""
         self._directory = directory
         self._on_bytes = on_bytes
@@ -30,6 +39,8 @@ class SafetensorsSource:
         self._total_bytes = sum((directory / name).stat().st_size for name in self._files)
         self._read_bytes = 0
         self._file_of = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
+        self._upload = upload
+        self._stored = {} if upload is None else _stored(directory / name for name in self._files)
 
     def check(self, needed: Mapping[str, Parameter]) -> None:
         missing = [name for name in needed if name not in self._file_of]
@@ -52,6 +63,28 @@ class SafetensorsSource:
     def read(
         self, parameter: Parameter, *, rows: tuple[int, int] | None = None, columns: tuple[int, int] | None = None
     ) -> torch.Tensor:
+        tensor = self._uploaded(parameter, rows) if columns is None else None
+        if tensor is None:
+            tensor = self._mapped(parameter, rows, columns)
+        self._read_bytes += tensor.nbytes
+        self._on_bytes(self._read_bytes, self._total_bytes)
+        return tensor
+
+    def _uploaded(self, parameter: Parameter, rows: tuple[int, int] | None) -> torch.Tensor | None:
+        """None where it is not to be uploaded."""
+        stored = self._stored.get(parameter.name)
+        if stored is None or self._upload is None:
+            return None
+        first, last = rows or (0, parameter.shape[0])
+        row_bytes = stored.num_bytes // parameter.shape[0]
+        read = self._upload.read(
+            stored.file.path, stored.file.descriptor, stored.begin + first * row_bytes, (last - first) * row_bytes
+        )
+        return read.view(stored.dtype).view(last - first, *parameter.shape[1:])
+
+    def _mapped(
+        self, parameter: Parameter, rows: tuple[int, int] | None, columns: tuple[int, int] | None
+    ) -> torch.Tensor:
         view = self._file_of[parameter.name].get_slice(parameter.name)
         tensor: torch.Tensor
         if columns is not None:
@@ -60,9 +93,43 @@ class SafetensorsSource:
             tensor = view[rows[0] : rows[1]]
         else:
             tensor = view[:]
-        self._read_bytes += tensor.nbytes
-        self._on_bytes(self._read_bytes, self._total_bytes)
         return tensor
+
+
+class _File:
+    """Open for reads of its bytes, until it is dropped: a file put in its place is another one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def header(self) -> tuple[dict[str, Any], int]:
+        """What it says of its tensors, and where their bytes begin."""
+        num_bytes = int.from_bytes(os.pread(self.descriptor, 8, 0), "little")
+        return json.loads(os.pread(self.descriptor, num_bytes, 8)), 8 + num_bytes
+
+
+class _Stored(NamedTuple):
+    """Where a tensor's bytes lie, one row after the other."""
+
+    file: _File
+    begin: int
+    num_bytes: int
+    dtype: torch.dtype
+
+
+def _stored(paths: Iterable[Path]) -> dict[str, _Stored]:
+    """By name; of files that were opened, so that their headers are sound."""
+    found = {}
+    for path in paths:
+        file = _File(path)
+        tensors, data = file.header()
+        for name, facts in tensors.items():
+            begin, end = facts.get("data_offsets", (0, 0))
+            if facts.get("dtype") in _UPLOADED and facts["shape"] and begin < end:
+                found[name] = _Stored(file, data + begin, end - begin, _UPLOADED[facts["dtype"]])
+    return found
 
 
 def _weight_files(directory: Path) -> list[Path]:

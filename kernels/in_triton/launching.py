@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..compilations import is_rehearsing
+
 Launch = Callable[..., Any]
 """`(kernel, grid, *arguments, **constants)`."""
 
 
 def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch on the current device and stream."""
-    kernel[grid](*arguments, **constants)
+    """Launch on the current device and stream; in a rehearsal, ask for what that would take."""
+    if is_rehearsing():
+        kernel.warmup(*arguments, grid=grid, **constants)
+    else:
+        kernel[grid](*arguments, **constants)
 
 
 class TritonKernel:

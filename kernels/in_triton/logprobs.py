@@ -59,7 +59,7 @@ def _collect(top_logits, top_ids, row, vocab_size, num_top, BLOCK: tl.constexpr)
         num_written += tl.sum(is_taken.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["vocab_size", "num_top"])
+@triton.jit(do_not_specialize=["top_stride", "top_ids_stride", "vocab_size", "num_top"])
 def token_logprobs_kernel(
     logprobs, ranks, log_sums, top_logits, top_ids, logits, tokens,
     logits_stride, top_stride, top_ids_stride, vocab_size, num_top, BLOCK: tl.constexpr,
@@ -83,7 +83,7 @@ def token_logprobs_kernel(
         _collect(top_logits + r * top_stride, top_ids + r * top_ids_stride, row, vocab_size, num_top, BLOCK)
 
 
-@triton.jit(do_not_specialize=["num_top"])
+@triton.jit(do_not_specialize=["top_stride", "top_ids_stride", "num_top"])
 def sort_top_kernel(top_logprobs, top_ids, log_sums, top_stride, top_ids_stride, num_top, K: tl.constexpr):
     """Grid (R), one warp: by logit, the lower id first among equals."""
     r = tl.program_id(0).to(tl.int64)

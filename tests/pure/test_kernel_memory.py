@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from trimaran.ipc.facts import DeviceProfile, Problem
+from trimaran.ipc.facts import DeviceProfile, Feature, Problem
 from trimaran.kernels import verification
-from trimaran.kernels.implementation import DeclaredImplementation
+from trimaran.kernels.implementation import DeclaredImplementation, KernelMetadata
 from trimaran.kernels.registry import Registry
 from trimaran.kernels.verification import VerdictCache, Verifier, verdict_key
-from trimaran.tests.pure.kernel_shelf import CPU, PROBLEM, SERVICES, Shelf
+from trimaran.tests.pure.kernel_shelf import CPU, PROBLEM, SERVICES, Shelf, load_plain
 
 
 @pytest.fixture
@@ -201,3 +202,68 @@ class TestTwoProcesses:
         assert shelf.load() == {"bad": "RuntimeError: it does not compile"}
         assert len(shelf.verdicts()) == 1 and len(shelf.warnings) == 1
         assert not list(shelf.folder.glob(".kernel-verdicts.json-*"))
+
+
+TOGETHER = """
+import os, signal, sys
+from pathlib import Path
+from trimaran.tests.pure.kernel_shelf import CPU, Shelf
+verifier = Shelf(Path(sys.argv[1])).verifier()
+with verifier.together(CPU) as may:
+    if not may:
+        sys.exit(3)
+    if sys.argv[2] == "interrupt":
+        verifier.interrupt()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def die_together(folder: Path, how: str) -> int:
+    return subprocess.run([sys.executable, "-c", TOGETHER, str(folder), how], timeout=60, check=False).returncode
+
+
+def test_after_a_death_among_many_they_go_one_by_one(shelf: Shelf) -> None:
+    """And none of them is blamed: the culprit is found by its own mark."""
+    assert die_together(shelf.folder, "crash") == -9
+    assert die_together(shelf.folder, "crash") == 3
+    verifier = shelf.verifier()
+    assert verifier.known_failures(shelf.bad, CPU) == () and not verifier.has_agreed(shelf.bad, CPU, PROBLEM)
+    with verifier.together(replace(CPU, driver="2")) as may:
+        assert may, "another driver may do better"
+    shelf.error = None
+    assert not shelf.load()
+
+
+def test_work_on_many_that_ends_leaves_no_mark(shelf: Shelf) -> None:
+    for how in ("return", "raise"):
+        with suppress(KeyError), shelf.verifier().together(CPU) as may:
+            assert may and len(shelf.verdicts()) == 1
+            with shelf.verifier().together(CPU) as another:
+                assert another, "a process that lives has not died"
+            if how == "raise":
+                raise KeyError
+        assert shelf.verdicts() == {}
+    assert die_together(shelf.folder, "interrupt") == -9
+    assert shelf.verdicts() == {}
+
+
+def test_only_what_is_compiled_and_new_is_prepared(shelf: Shelf) -> None:
+    compiled = DeclaredImplementation(
+        name="compiled",
+        kernel="twist",
+        loader=load_plain,
+        metadata=KernelMetadata(features=frozenset({Feature.TRITON})),
+    )
+    device = replace(CPU, capability=replace(CPU.capability, features=frozenset({Feature.TRITON})))
+
+    def prepared(*catalog: DeclaredImplementation) -> list[str]:
+        registry = Registry((*catalog, shelf.plain), None, shelf.verifier())
+        return [found.name for found in registry.to_prepare(("twist",), device, PROBLEM)]
+
+    assert prepared(compiled) == ["compiled"]
+    assert prepared(shelf.bad) == prepared(shelf.bad, compiled) == []
+    shelf.verifier().failed(shelf.bad, device, PROBLEM, "it does not compile")
+    assert prepared(shelf.bad, compiled) == ["compiled"], "the one that serves is known to be another"
+    verifier = shelf.verifier()
+    Registry((compiled, shelf.plain), _agreeing(verifier), verifier).load("twist", device, PROBLEM, SERVICES)
+    assert prepared(compiled) == []
