@@ -200,7 +200,7 @@ HARDWARE_BREAKS = (
     Break(
         "A7b: what is forbidden serves",
         CHOICES,
-        "    if candidate.name in choices.forbidden:\n",
+        "    if implementation.name in choices.forbidden:\n",
         "    if False:\n",
         REGISTRY,
     ),

@@ -66,7 +66,7 @@ def test_rows_only_name_fields_that_exist() -> None:
 
 def test_what_was_measured_goes_over_the_table() -> None:
     measured = capability("sm_90", rms_norm={"num_warps": 16}, embed={})
-    assert configuration("rms_norm", measured) == {"block": 16384, "num_warps": 16}
+    assert configuration("rms_norm", measured) == {"block": 16384, "num_warps": 16, "pdl": 1}
     assert configuration("silu_and_mul", measured) == configuration("silu_and_mul", capability("sm_90"))
 
 
