@@ -70,7 +70,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class SampledTensors:
-    """Of the sampled items: the place of their last token, their row (int64 both), what draws take; () if greedy."""
+    """Of the sampled items: the place of their hidden state, their row (int64 both), what draws take; () if greedy."""
 
     places_S: torch.Tensor
     rows_S: torch.Tensor
@@ -133,8 +133,11 @@ class BatchBuilder:
     def num_bytes(self) -> int:
         return self._staging.num_bytes + self.block_tables.nbytes + self.last_tokens.nbytes
 
-    def build(self, plan: StepPlan, size: StepSize) -> Batch:
-        """Fill the inputs of a step of this size, or padded to it. The table has the plan's changes already."""
+    def build(self, plan: StepPlan, size: StepSize, *, only_last: bool = False) -> Batch:
+        """Fill the inputs of a step of this size, or padded to it. The table has the plan's changes already.
+
+        `only_last`: the pass will leave hidden states of each sequence's last token alone.
+        """
         counts, starts, rows, flags = plan.counts, plan.starts, plan.rows.copy(), plan.flags.copy()
         ends = np.cumsum(counts)
         num_tokens, num_sequences = int(ends[-1]) if len(ends) else 0, len(rows)
@@ -151,7 +154,8 @@ class BatchBuilder:
         host["rows"][:num_sequences] = rows
         sampled = np.nonzero(flags & _SAMPLES)[0]
         row_flags = self._table.columns["flags"][rows[sampled]]
-        is_greedy = self._fill_sampled(host, rows[sampled], row_flags, ends[sampled] - 1, lengths[sampled])
+        places_of_hidden = sampled if only_last else ends[sampled] - 1
+        is_greedy = self._fill_sampled(host, rows[sampled], row_flags, places_of_hidden, lengths[sampled])
         is_plain = bool((row_flags == _GREEDY).all())
         if size.num_tokens > num_tokens or size.num_sequences > num_sequences:
             _pad(host, StepSize(num_tokens, num_sequences), size)
@@ -223,7 +227,7 @@ class BatchBuilder:
     def _laid(self, size: StepSize) -> StepSize:
         return self._largest if self._is_fixed else size
 
-    def tensors(self, size: StepSize, host: HostLengths | None = None) -> StepTensors:
+    def tensors(self, size: StepSize, host: HostLengths | None = None, *, only_last: bool = False) -> StepTensors:
         """The inputs of a step's forward pass; with what the host knows of it, the inputs of this step alone."""
         num_tokens, num_sequences = size.num_tokens, size.num_sequences
         token_ids, positions, slots, rows, query_starts, kv_lengths = self._staging.read(
@@ -239,6 +243,7 @@ class BatchBuilder:
             query_starts=query_starts[: num_sequences + 1],
             kv_lengths=kv_lengths[:num_sequences],
             is_decode=size.is_decode,
+            only_last=only_last and not size.is_decode,
             host=host,
         )
 

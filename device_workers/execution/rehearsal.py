@@ -127,7 +127,9 @@ def _around_powers(most: int) -> Iterator[int]:
 
 def _pass(decoder: Decoder, cache: KvCache, builder: BatchBuilder, size: StepSize) -> None:
     """A forward pass, and logits: of each sequence's last token, and of one alone."""
-    residual, delta = decoder.forward(builder.tensors(builder.idle(size)), cache.layers, lambda: None)
+    for only_last in (True,) if size.is_decode else (True, False):
+        inputs = builder.tensors(builder.idle(size), only_last=only_last)
+        residual, delta = decoder.forward(inputs, cache.layers, lambda: None)
     num_rows = min(size.num_sequences, _EACH + 1)
     for rows in {1, num_rows}:
         decoder.logits(residual[:rows].clone(), None if delta is None else delta[:rows].clone())

@@ -106,6 +106,7 @@ class TensorEngine:
         self._batch: Batch | None = None
         self._hidden: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._logits: torch.Tensor | None = None
+        self._only_last = False
         self._clock = StepClock()
         self._compilations = Compilations(self._compiled_late)
 
@@ -309,7 +310,8 @@ class TensorEngine:
 
     def _to_tokens_recorded(self, size: StepSize) -> None:
         tokens, (places, rows) = self._tokens[: size.num_sequences], self._builder.sampled(size)
-        residual, delta = self._decoder.forward(self._builder.tensors(size), self._cache.layers, lambda: None)
+        inputs = self._builder.tensors(size, only_last=True)
+        residual, delta = self._decoder.forward(inputs, self._cache.layers, lambda: None)
         if not size.is_decode:
             residual, delta = residual[places], None if delta is None else delta[places]
         self._kernels["greedy_sample"](tokens, self._decoder.logits(residual, delta), self._parts.num_sampled_ids)
@@ -339,10 +341,13 @@ class TensorEngine:
         for history in self._table.apply(plan):
             self._penalties.take(history)
         self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
-        # A recording leaves logits in the place of the hidden states, which prompt logprobs would still need.
-        replays = not (self._graphs.hold_tokens and (plan.flags & _PROMPT_LOGPROBS).any())
+        # Prompt logprobs need every token's hidden state, of which a recording that goes on to tokens leaves none.
+        wants_all = bool((plan.flags & _PROMPT_LOGPROBS).any())
+        replays = not (self._graphs.hold_tokens and wants_all)
+        self._only_last = self._graphs.hold_tokens and not wants_all
         size = StepSize(int(plan.counts.sum()), len(plan.rows))
-        self._batch = self._builder.build(plan, self._graphs.padded(size) if replays else size)
+        padded = self._graphs.padded(size) if replays else size
+        self._batch = self._builder.build(plan, padded, only_last=self._only_last)
         self._clock.note("build")
         with self._memory_errors():
             self._compute(self._batch.size, self._batch.host, replays=replays)
@@ -363,8 +368,8 @@ class TensorEngine:
                 self._logits = self._activations.logits_RV[: size.num_sequences]
 
     def _forward_eagerly(self, size: StepSize, host: HostLengths | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hidden states `(residual, delta)`, each `[T, D]`; no delta where the decoder's path has none."""
-        tensors = self._builder.tensors(size, host)
+        """Hidden states as the decoder leaves them."""
+        tensors = self._builder.tensors(size, host, only_last=self._only_last)
         while True:
             try:
                 return self._decoder.forward(tensors, self._cache.layers, self.progress.bump)

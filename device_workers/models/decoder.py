@@ -7,7 +7,7 @@ d head size, I intermediate channels of this rank, V vocabulary. Every operation
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,8 +73,9 @@ class DecoderWeights:
 @dataclass(frozen=True, kw_only=True)
 class StepTensors:
     """What a forward pass reads of a batch. Sequences own consecutive runs of tokens (see the paged attention
-    kernel); `rows` says which block table is each one's. `is_decode`: one token of each. `host`: the same starts and
-    lengths, where a pass is of one step; a recorded one has none.
+    kernel); `rows` says which block table is each one's. `is_decode`: one token of each. `only_last`: hidden states of
+    each sequence's last token are all that is wanted. `host`: the same starts and lengths, where a pass is of one step;
+    a recorded one has none.
     """
 
     token_ids: torch.Tensor
@@ -86,6 +87,7 @@ class StepTensors:
     query_starts: torch.Tensor
     kv_lengths: torch.Tensor
     is_decode: bool = False
+    only_last: bool = False
     host: HostLengths | None = None
 
 
@@ -156,6 +158,7 @@ class Decoder:
         self._activations = activations
         self._cos_sin = make_cos_sin(config.rotary, max_positions).to(device)
         self._communicator = communicator
+        self._one_each = torch.arange(activations.max_rows + 1, dtype=torch.int32, device=device)
         self._fused: FusedDecode | None = None
         if fused is not None and communicator is None and FusedDecode.can_read(weights):
             self._fused = FusedDecode(config, shard, weights, fused, self._cos_sin, device)
@@ -181,7 +184,9 @@ class Decoder:
         cache: tuple[tuple[torch.Tensor, torch.Tensor], ...],
         on_layer: Callable[[], None],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run all layers. Returns views `(residual [T, D], delta [T, D])`, whose sum is the last hidden state."""
+        """Run all layers. Returns `(residual [T, D], delta [T, D])`, whose sum is the last hidden state of each token,
+        or with `batch.only_last` of each sequence's last one; no delta where the path has none.
+        """
         fused = self._path(batch.token_ids.shape[0], is_decode=batch.is_decode)
         if fused is None:
             return self._forward(batch, cache, on_layer)
@@ -207,7 +212,11 @@ class Decoder:
                 kernels.rms_norm(normed, residual, layer.input_norm, eps)
             else:
                 kernels.fused_add_rms_norm(normed, residual, delta, layer.input_norm, eps)
-            self._attend(layer, act, batch, cache[index], self.config.windows[index])
+            if batch.only_last and index == self.config.num_layers - 1:
+                act = self._attend_to_last(layer, act, batch, cache[index], self.config.windows[index])
+                residual, normed, delta = act["residual"], act["normed"], act["delta"]
+            else:
+                self._attend(layer, act, batch, cache[index], self.config.windows[index])
             kernels.fused_add_rms_norm(normed, residual, delta, layer.post_norm, eps)
             kernels.linear(act["gate_up"], normed, layer.gate_up)
             kernels.silu_and_mul(act["activated"], act["gate_up"])
@@ -228,9 +237,35 @@ class Decoder:
         if batch.is_decode and self.decode_attention is not None:
             self._attend_to_decodes(self.decode_attention, layer, act, batch, cache, window)
         else:
-            self._attend_to_any(layer, act, batch, cache, window)
+            self._write(layer, act, batch, cache)
+            self._attend_over_cache(act, batch, cache, window)
+        self._project(layer, act)
+
+    def _project(self, layer: LayerWeights, act: dict[str, torch.Tensor]) -> None:
         self._kernels.linear(act["delta"], act["attended"].flatten(1), layer.output)
         self._sum_over_ranks(act["delta"])
+
+    def _attend_to_last(
+        self,
+        layer: LayerWeights,
+        act: dict[str, torch.Tensor],
+        batch: StepTensors,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        window: int,
+    ) -> dict[str, torch.Tensor]:
+        """Keys and values of every token, but attention of each sequence's last one alone. Returns activations of one
+        token a sequence. A sequence without tokens, as padding has them, takes any: nobody reads what becomes of it.
+        """
+        self._kernels.linear(act["qkv"], act["normed"], layer.qkv)
+        self._write(layer, act, batch, cache)
+        num_sequences = batch.kv_lengths.shape[0]
+        last = (batch.query_starts[1:] - 1).clamp(min=0)
+        few = self._activations.first(num_sequences)
+        few["residual"], few["q"] = act["residual"][last], act["q"][last]
+        one_each = replace(batch, query_starts=self._one_each[: num_sequences + 1], host=None)
+        self._attend_over_cache(few, one_each, cache, window)
+        self._project(layer, few)
+        return few
 
     def _attend_to_decodes(
         self,
@@ -257,32 +292,37 @@ class Decoder:
             window,
         )
 
-    def _attend_to_any(
+    def _write(
         self,
         layer: LayerWeights,
         act: dict[str, torch.Tensor],
         batch: StepTensors,
         cache: tuple[torch.Tensor, torch.Tensor],
-        window: int,
     ) -> None:
-        kernels, (keys, values) = self._kernels, cache
-        kernels.rotary_and_kv_write(
+        """Queries with their positions, and keys and values into the cache."""
+        self._kernels.rotary_and_kv_write(
             act["q"],
             act["qkv"],
             batch.positions,
             batch.slots,
             self._cos_sin,
-            keys,
-            values,
+            *cache,
             layer.q_norm,
             layer.k_norm,
             self.config.rms_norm_eps,
         )
-        kernels.paged_attention(
+
+    def _attend_over_cache(
+        self,
+        act: dict[str, torch.Tensor],
+        batch: StepTensors,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        window: int,
+    ) -> None:
+        self._kernels.paged_attention(
             act["attended"],
             act["q"],
-            keys,
-            values,
+            *cache,
             batch.block_tables,
             batch.rows,
             batch.query_starts,
