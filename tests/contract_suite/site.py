@@ -35,7 +35,8 @@ class Site:
         link = package / "trimaran"
         if not link.is_symlink():
             link.symlink_to(ROOT, target_is_directory=True)
-        return os.pathsep.join(str(path) for path in (package, self.folder, *self.paths))
+        own = [str(path) for path in (package, self.folder, *self.paths)]
+        return os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
 
     @property
     def environment(self) -> dict[str, str]:

@@ -21,8 +21,8 @@ SETTLED = replace(DEMO_SETTLED, graph_buckets=BUCKETS)
 
 @pytest.fixture(scope="session")
 def demo_file() -> Path:
-    """The packaged demo model, or the file that TRIMARAN_DEMO_FILE names where packages cannot be installed."""
-    named = os.environ.get("TRIMARAN_DEMO_FILE")
+    """The packaged demo model, or the file that DEMO_MODEL_FILE names where packages cannot be installed."""
+    named = os.environ.get("DEMO_MODEL_FILE")
     if named:
         return Path(named)
     import importlib.util

@@ -33,8 +33,10 @@ pytestmark = [
 NUM_TEXTS = 24
 TEXT_TOKENS = 400
 PERPLEXITY_LIMIT = 0.005  # relative
-MEAN_LIMIT, WORST_LIMIT = 0.02, 0.35
-"""Of the difference of a token's log probability between bfloat16 and float32, over prompts and outputs."""
+MEAN_SHARE, WORST_SHARE = 1.2, 2.0
+"""Of the mean and the largest difference that transformers' own bfloat16 makes, on the same GPU and texts: of a token's
+log probability to that in float32, over prompts and outputs.
+"""
 
 TRITON = tuple(found.name for found in CATALOG if found.name.startswith("triton_"))
 HOPPERS = (
@@ -93,17 +95,27 @@ def test_perplexity_is_that_of_the_reference(kernels: str, perplexity: Callable[
     assert abs(found / expected - 1) < PERPLEXITY_LIMIT
 
 
-def test_log_probabilities_are_near_those_of_float32(demo_folder: Path, cache: Path, demo_reference: Reference) -> None:
+def test_log_probabilities_are_as_near_to_float32_as_those_of_transformers(
+    demo_folder: Path, cache: Path, demo_reference: Reference
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(demo_folder, dtype=torch.bfloat16, local_files_only=True)
+    peer = Reference(theirs.to(demo_reference.device).eval())
     driver = driver_without(demo_folder, cache, ())
     asks = greedy(32, num_logprobs=1, num_prompt_logprobs=1)
     answers = [driver.submit(prompt, asks) for prompt in demo_prompts(demo_folder)]
     driver.run()
-    differences = []
+    differences: list[list[torch.Tensor]] = [[], []]
     for answer in answers:
         choice = answer.choices[0]
-        expected = demo_reference.scores([*answer.prompt, *choice.tokens]).logprobs
+        tokens = [*answer.prompt, *choice.tokens]
+        expected = demo_reference.scores(tokens).logprobs
         ours = torch.tensor([*answer.prompt_logprobs, *choice.logprobs])
-        differences.append((ours - expected).abs())
-    every = torch.cat(differences)
-    print(f"{len(every)} tokens: mean difference {every.mean():.4f}, largest {every.max():.4f}")
-    assert float(every.mean()) < MEAN_LIMIT and float(every.max()) < WORST_LIMIT
+        for found, logprobs in zip(differences, (ours, peer.scores(tokens).logprobs), strict=True):
+            found.append((logprobs - expected).abs())
+    ours_all, theirs_all = (torch.cat(found) for found in differences)
+    print(f"{len(ours_all)} tokens: difference {ours_all.mean():.4f}, at most {ours_all.max():.4f};", end=" ")
+    print(f"transformers {theirs_all.mean():.4f}, at most {theirs_all.max():.4f}")
+    assert float(ours_all.mean()) < MEAN_SHARE * float(theirs_all.mean())
+    assert float(ours_all.max()) < WORST_SHARE * float(theirs_all.max())
