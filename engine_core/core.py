@@ -361,6 +361,7 @@ class Core(Actor):
             max_batched_tokens=group.settled.max_batched_tokens,
             max_chunk_tokens=group.settled.max_chunk_tokens,
             ordering=group.settled.queue_ordering,
+            prompt_step_s=group.settled.prompt_step_s,
             prefix_caching=self.configuration.prefix_caching,
             statistics=self.statistics,
         )

@@ -29,6 +29,7 @@ class Engine:
         max_batched_tokens: int,
         max_chunk_tokens: int = 0,
         ordering: QueueOrdering = QueueOrdering.ARRIVAL,
+        prompt_step_s: float = 0.25,
         prefix_caching: bool,
         statistics: Statistics,
         max_steps_in_flight: int = MAX_STEPS_IN_FLIGHT,
@@ -52,6 +53,7 @@ class Engine:
             max_batched_tokens=max_batched_tokens,
             max_chunk_tokens=max_chunk_tokens,
             ordering=ordering,
+            prompt_step_s=prompt_step_s,
             first_horizon=first_horizon,
         )
         self.committer = Committer(self.scheduler, statistics)

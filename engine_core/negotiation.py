@@ -19,7 +19,7 @@ from ..ipc.facts import (
     QueueOrdering,
 )
 from ..ipc.worker_messages import Loaded, Settled, WorkerHello
-from .policies import choose_attention_strategy, choose_graph_buckets, choose_queue_ordering
+from .policies import choose_attention_strategy, choose_graph_buckets, choose_prompt_step, choose_queue_ordering
 
 _GIB = 1 << 30
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -58,8 +58,9 @@ def settle(asked: CoreConfiguration, hellos: Sequence[WorkerHello]) -> Settled:
     chunk = _max_chunk_tokens(asked, sizes.num("max_batched_tokens"))
     buckets, graphs = choose_graph_buckets(asked, profile, sizes.num("max_num_seqs"), sizes.num("max_batched_tokens"))
     ordering = choose_queue_ordering(asked, profile)
+    prompt_step = choose_prompt_step(profile)
     kv_dtype = Decision(name="kv_dtype", value=model.kv_dtype, reason="that of the activations")
-    decisions = (*sizes.decisions, chunk, graphs, kv_dtype, strategy, ordering)
+    decisions = (*sizes.decisions, chunk, prompt_step, graphs, kv_dtype, strategy, ordering)
     return Settled(
         block_size=sizes.num("block_size"),
         max_num_seqs=sizes.num("max_num_seqs"),
@@ -69,6 +70,7 @@ def settle(asked: CoreConfiguration, hellos: Sequence[WorkerHello]) -> Settled:
         graph_buckets=buckets,
         attention_strategy=AttentionStrategy(strategy.value),
         queue_ordering=QueueOrdering(ordering.value),
+        prompt_step_s=float(prompt_step.value),
         decisions=decisions,
     )
 

@@ -111,6 +111,14 @@ def choose_graph_buckets(
     return kept, Decision(name=name, value=_listed(kept), reason=reason)
 
 
+def choose_prompt_step(profile: DeviceProfile) -> Decision:
+    """Seconds that a step with prompts may take while streams or other prompts wait for it."""
+    name = "prompt_step_s"
+    if profile.platform in ("cpu", "null"):
+        return Decision(name=name, value="0.25", reason="shorter steps would hold too few tokens for a processor")
+    return Decision(name=name, value="0.05", reason="streams and other prompts wait for it; longer ones gain no speed")
+
+
 def choose_queue_ordering(asked: CoreConfiguration, profile: DeviceProfile) -> Decision:
     name = "queue_ordering"
     if asked.queue_ordering is not None:

@@ -55,7 +55,7 @@ class Scheduler:
         max_batched_tokens: int,
         max_chunk_tokens: int = 0,
         ordering: QueueOrdering = QueueOrdering.ARRIVAL,
-        mixed_step_s: float = 0.25,
+        prompt_step_s: float = 0.25,
         first_horizon: int = FIRST_HORIZON,
     ) -> None:
         assert max_batched_tokens >= table.num_rows, "every running sequence needs one token of the budget"
@@ -68,8 +68,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_computed_tokens = 0
-        self._mixed_step_s = mixed_step_s
-        self._prefill_token_s = 0.0
+        self._prompt_step_s = prompt_step_s
+        self._token_s = 0.0
         self._next_step = 1
         self._returned_step = 0
         self._first_horizon = self._horizon = first_horizon
@@ -86,8 +86,8 @@ class Scheduler:
         builder = PlanBuilder(self._next_step)
         self._plan_decodes(builder)
         left = self.max_batched_tokens - len(builder.decode_rows)
-        if len(builder.decode_rows):
-            left = min(left, self._mixed_budget())
+        if len(builder.decode_rows) or len(self.table.prefilling()) + len(self.waiting) > 1:
+            left = min(left, self._shared_budget())
         self._plan_prompts(builder, left, now)
         if builder.is_empty:
             assert not builder.grants and not builder.seated
@@ -95,10 +95,10 @@ class Scheduler:
         return self._finish(builder, now)
 
     def observe(self, record: PlannedStep, seconds: Array) -> None:
-        """Learn from a returned step, whose parts took so long, what a prompt token takes on this device."""
+        """Learn from a returned step, whose parts took so long, what a token of a step with prompts takes here."""
         if record.num_prefill_tokens >= MIN_CHUNK:
-            each = float(seconds.sum()) / record.num_prefill_tokens
-            self._prefill_token_s = each if self._prefill_token_s == 0 else 0.7 * self._prefill_token_s + 0.3 * each
+            each = float(seconds.sum()) / record.num_tokens
+            self._token_s = each if self._token_s == 0 else 0.7 * self._token_s + 0.3 * each
 
     def returned(self, step: int) -> None:
         """Plans up to `step` have returned: free what was held for them; the preempted stand in line again."""
@@ -217,11 +217,11 @@ class Scheduler:
 
     # prompts
 
-    def _mixed_budget(self) -> int:
-        """Prompt tokens that may join decodes without holding their streams up for longer than `mixed_step_s`."""
-        if self._prefill_token_s == 0:
+    def _shared_budget(self) -> int:
+        """Prompt tokens of a step that others wait for, streams or prompts: as many as take `prompt_step_s`."""
+        if self._token_s == 0:
             return self.max_batched_tokens
-        return max(2 * MIN_CHUNK, int(self._mixed_step_s / self._prefill_token_s))
+        return max(2 * MIN_CHUNK, int(self._prompt_step_s / self._token_s))
 
     def _plan_prompts(self, builder: PlanBuilder, left: int, now: float) -> None:
         started = self.table.prefilling()

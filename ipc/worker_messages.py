@@ -27,7 +27,8 @@ from .messages import Decoder, Message
 class Settled(Struct, frozen=True, kw_only=True):
     """What negotiation settled before weights are read. Counts of tokens, sequences and positions.
 
-    `max_chunk_tokens` bounds one prompt's part of a step (0: the whole budget). `graph_buckets` are the numbers of
+    `max_chunk_tokens` bounds one prompt's part of a step (0: the whole budget), `prompt_step_s` how long a step with
+    prompts may take that others wait for. `graph_buckets` are the numbers of
     tokens to capture graphs for; empty where a graph serves every size, or none is wanted.
     """
 
@@ -39,6 +40,7 @@ class Settled(Struct, frozen=True, kw_only=True):
     graph_buckets: tuple[int, ...] = ()
     attention_strategy: AttentionStrategy | None = None
     queue_ordering: QueueOrdering = QueueOrdering.ARRIVAL
+    prompt_step_s: float = 0.25
     decisions: tuple[Decision, ...] = ()
 
 

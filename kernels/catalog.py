@@ -447,6 +447,7 @@ CATALOG: tuple[Implementation, ...] = (
         "decode_attention",
         _triton_decode_attention,
         max_head_dim=256,
+        max_head_bytes=512,
         same_kv_dtype=True,
         not_offered=dict.fromkeys(
             ("gfx1100", "gfx1201"), "keys and values asked for early take more registers than it has"

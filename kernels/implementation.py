@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class KernelMetadata:
     """What an implementation accepts. An empty set means any; sizes in elements.
 
-    `head_dim_multiple` is the divisor every head size must have; `max_head_dim` 0 means no limit. `not_platforms` are
-    those it never runs on; `not_offered` maps an architecture to the reason why it is not offered there.
+    `head_dim_multiple` is the divisor every head size must have; `max_head_dim` and `max_head_bytes` 0 mean no limit.
+    `not_platforms` are those it never runs on; `not_offered` maps an architecture to the reason why it is not offered
+    there.
     `same_kv_dtype`: the cache must have the model's dtype. `min_shared_memory_bytes`: what one thread block takes.
     `strategy`: the way of walking the cache that it follows; a problem that asks for it puts it first in its chain.
     `uses`: names of the implementations that do a part of it; it is forbidden where one of them is.
@@ -36,6 +37,7 @@ class KernelMetadata:
     kv_dtypes: frozenset[str] = frozenset()
     head_dim_multiple: int = 1
     max_head_dim: int = 0
+    max_head_bytes: int = 0
     block_sizes: frozenset[int] = frozenset()
     features: frozenset[Feature] = frozenset()
     min_compute_capability: str | None = None
@@ -100,6 +102,9 @@ def _misfit_sizes(metadata: KernelMetadata, problem: Problem) -> str | None:
         return f"needs a head size that is a multiple of {metadata.head_dim_multiple}, not {head_dim}"
     if metadata.max_head_dim and head_dim > metadata.max_head_dim:
         return f"takes head sizes up to {metadata.max_head_dim}, not {head_dim}"
+    head_bytes = head_dim * (4 if problem.dtype == "float32" else 2)
+    if metadata.max_head_bytes and head_bytes > metadata.max_head_bytes:
+        return f"takes heads of up to {metadata.max_head_bytes} bytes, not {head_bytes}"
     if metadata.block_sizes and block_size and block_size not in metadata.block_sizes:
         return f"takes block sizes {', '.join(str(size) for size in sorted(metadata.block_sizes))}, not {block_size}"
     return None

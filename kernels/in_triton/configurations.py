@@ -79,16 +79,16 @@ _DEFAULTS: dict[str, Configuration] = {
         "keys": 64,
         "warps": 4,
         "stages": 2,
-        "max_splits": 64,
+        "max_splits": 32,
         "crowd_keys": 64,
-        "crowd_warps": 2,
-        "crowd_stages": 3,
+        "crowd_warps": 4,
+        "crowd_stages": 2,
         "pdl": 0,
     },
 }
 
 _RDNA_TILES = {"tile_rows": 32, "tile_keys": 32, "tile_warps": 8, "tile_stages": 1}
-_HOPPER_DECODES = {"decode_keys": 64, "decode_warps": 2, "decode_stages": 3}
+_HOPPER_DECODES = {"decode_keys": 32, "decode_warps": 2, "decode_stages": 3}
 _HOPPER_TILES = {"tile_rows": 64, "tile_keys": 64, "tile_warps": 4, "tile_stages": 3}
 """Measured on an H200 with a kernel of the same loop (32/8 heads of 128): by descriptors over blocks of 64 the best of
 128 and 64 rows, 410 to 423 TFLOP/s for first chunks and chunks behind a cached prefix alike. The third stage is the
@@ -120,7 +120,7 @@ _ROWS: dict[str, dict[str, Configuration]] = {
     "linear_add": {**_EARLY_START, "sm_100": {"num_warps": 8, "pdl": 1}, "rdna": {"rows": 2, "num_warps": 8}},
     "decode_attention": {
         **_EARLY_START,
-        "sm_90": {"warps": 8, "stages": 1, "pdl": 1},
+        "sm_90": {"warps": 8, "stages": 1, "max_splits": 64, "crowd_warps": 2, "crowd_stages": 3, "pdl": 1},
     },
 }
 """Kernel -> architecture or family -> what differs from the default."""

@@ -20,27 +20,40 @@ import psutil
 import pytest
 import torch
 
+from trimaran.tools.device_bench.model_shapes import QWEN3_600M, write_model
+
 from ..faults.bad_package import BadPackage
 from ..server import Server
-from ..tiny_models import save, variants
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
 ]
+_TINY = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1000,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "max_position_embeddings": 2048,
+}
 NUM_REQUESTS = 30_000
 LOAD_LIMIT_S = 360.0
 NUM_CLIENTS = 48
 DEVICE_GROWTH_BYTES = 32 << 20
 HOST_GROWTH_SHARE = 0.05
-SIZES = ("--platform", "cuda", "--max-model-len", "512", "--kv-memory-bytes", str(256 << 20), "--max-num-seqs", "64")
+_MOST = ("--max-model-len", "512", "--kv-memory-bytes", str(256 << 20), "--max-num-seqs", "64")
+SIZES = ("--platform", "cuda", "--load-format", "dummy", *_MOST)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save(variants()["qwen3"], folder)
-    return folder
+    """Random weights and a tokenizer: what a server needs."""
+    return write_model(tmp_path_factory.mktemp("tiny"), {**QWEN3_600M, **_TINY})
 
 
 @pytest.fixture(scope="module")
