@@ -15,7 +15,7 @@ from .site import ROOT, Site, make_site
 PROMPTS = ("The capital of France is", "def add(a, b):\n    return", "Once upon a time, in a small village,")
 VENDOR_KERNELS = {"rms_norm": "example_rms_norm", "paged_attention": "example_paged_attention"}
 MOVES = {
-    "copy to device": 8,  # inputs (packed), rows and places of last tokens, logits' places, tokens, logprobs' rows
+    "copy to device": 3,  # inputs (packed); places of the rows that ask for logprobs, for logits and for tokens
     "copy to host": 5,  # tokens; log-probabilities and ranks, alternatives and theirs
 }
 """Of a decode step, however many layers there are: nothing else crosses, and the host waits for no number."""

@@ -19,6 +19,7 @@ def attend(
     lengths_N: torch.Tensor,
     scale: float,
     window: int,
+    host: object = None,
 ) -> None:
     """Causal; a query sees itself and what stands before it, at most `window` positions unless that is 0."""
     block_size = keys_BSGD.shape[1]
