@@ -126,7 +126,7 @@ class HostLink:
     def __init__(self, backend: Backend) -> None:
         self._device = backend.torch_device
         self._streams = backend.streams
-        self._pins = _pinned_memory(1, backend) is not None
+        self._pins = _pinned_memory(1, backend) is not None and _torch_pins()
 
     def send(self, values: Array) -> torch.Tensor:
         """A copy of the array on the device."""
@@ -168,6 +168,15 @@ class Readback:
     def wait(self) -> None:
         if self._event is not None:
             self._event.wait_blocking()
+
+
+def _torch_pins() -> bool:
+    """Whether torch's own allocator has pinned memory for the device: it keeps what a copy under way still reads."""
+    try:
+        torch.empty(1, pin_memory=True)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _host_buffer(num_bytes: int, backend: Backend) -> torch.Tensor:
