@@ -287,7 +287,7 @@ def decode_attentions(device: str, profile: DeviceProfile) -> str:
         ((500, 63, 0, 129), 32, {"rotary_dim": 20}, True, 0),
         ((500, 63, 0, 129), 8, {"num_heads": 2}, False, 100),
         ((700,), 32, {"head_dim": 128, "rotary_dim": 64, "num_heads": 6}, True, 0),
-        ((700,), 4, {"head_dim": 256, "block_size": 8}, True, 33),
+        ((700,), 4, {"head_dim": 112, "block_size": 8}, True, 33),
         ((333, 1), 2, {"head_dim": 96, "block_size": 64, "num_heads": 40}, False, 17),
     )
     for positions, max_splits, sizes, has_norms, window in cases:

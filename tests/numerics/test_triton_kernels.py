@@ -48,7 +48,8 @@ def test_agrees_with_its_reference(name: str, interpreter: Interpreter) -> None:
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_head_sizes(head_dim: int, interpreter: Interpreter) -> None:
     for name in (*ATTENTIONS, "triton_rotary_and_kv_write"):
-        assert interpreter.verdict(name, problem("float32", head_dim, group=1)) == "", name
+        dtype = "float32" if head_dim <= 128 or name != "triton_decode_attention" else "float16"  # heads of 512 bytes
+        assert interpreter.verdict(name, problem(dtype, head_dim, group=1)) == "", name
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
