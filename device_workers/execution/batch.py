@@ -122,7 +122,8 @@ class BatchBuilder:
         self._largest = StepSize(max_tokens, max_sequences)
         self._is_fixed = backend.graphs_take_any_size
         self._table = table
-        self._staging = Staging(_layout(self._largest, _MOST_CHANGES).num_bytes, backend)
+        most_changes = 0 if backend.torch_device.type == "cpu" else _MOST_CHANGES
+        self._staging = Staging(_layout(self._largest, most_changes).num_bytes, backend)
         device = backend.torch_device
         on_host = torch.from_numpy(table.blocks)
         self.block_tables = on_host if self._staging.is_host else torch.zeros_like(on_host, device=device)

@@ -50,7 +50,8 @@ def make_facts(
     )
 
 
-_NUM_TOKEN_INPUTS, _NUM_ROW_INPUTS = 3, 2
+_NUM_TOKEN_INPUTS, _NUM_ROW_INPUTS = 3, 17
+"""Of 4 bytes, with the last token that each row keeps."""
 
 
 def _step_bytes_per_token(config: ModelConfig, shard: Shard, item_bytes: int) -> int:
