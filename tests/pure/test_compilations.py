@@ -82,7 +82,7 @@ with compiling(2, "cpu"):
     call()
     with rehearsing():
         x, numbers = tensor(2, 48), (1e-6, 48, 48, 48, 48)
-        constants = {"ADDS": False, "BLOCK": 3, "ONE_BLOCK": False}
+        constants = {"ADDS": False, "BLOCK": 3, "ONE_BLOCK": False, "PDL": False}
         run(rms_norm_kernel, (2,), x, x, x, x, *numbers, **constants)  # no power of two: nobody minds
 print(len(loaded), len(compiled))
 """
