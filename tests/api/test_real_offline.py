@@ -162,6 +162,8 @@ INTERRUPTED = """
     import os, signal, sys, threading, psutil
     from trimaran import LLM, SamplingParams
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background has it ignored
+
     def interrupt(after_s):
         timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT))
         timer.daemon = True
