@@ -199,6 +199,7 @@ class EngineClient(Actor):
                 priority=request.priority,
                 arrival_s=generation.arrival_s,
                 cache_salt=request.cache_salt,
+                grammar=request.grammar,
             ),
             np.array(request.prompt_token_ids, np.int32).tobytes(),
         )

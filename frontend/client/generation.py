@@ -12,6 +12,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from ...ipc.frontend_messages import FinishReason
+from ...ipc.sampling import Grammar
 from ..text.detokenizer import Detokenizer, NoText
 from ..text.model_text import ModelText
 from ..text.stop_strings import StopMatcher, StopStrings
@@ -38,6 +39,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str | None = None
     is_continuation: bool = False
+    grammar: Grammar | None = None
 
 
 class SequenceListener(Protocol):
