@@ -39,8 +39,8 @@ class Pooling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
 class Grammar(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A constraint on the output. `kind` is one of json_schema, json_object, regex, choice, lark.
 
-    `starts_after`: the output is free until it holds these token ids in a row (the end of a model's reasoning); empty: it
-    is constrained from its first token.
+    `starts_after`: the output is free until it holds these token ids in a row (the end of a model's reasoning); empty:
+    it is constrained from its first token.
     """
 
     kind: str
