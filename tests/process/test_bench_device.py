@@ -109,6 +109,28 @@ def test_what_takes_too_long_is_ended(model: Path, tmp_path: Path) -> None:
     assert "not ready after" in done.stdout
 
 
+@pytest.mark.long
+def test_steps_are_profiled(model: Path, tmp_path: Path) -> None:
+    """Without the device's side, which only a GPU has."""
+    done = bench("profile", str(tmp_path), "--quick", "--model", str(model), "--platform", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "figures.json").read_text())["profile"]["figures"]["trimaran"]
+    assert found["ceilings"]["copy_gb_s"] > 0 and found["ceilings"]["matrix_tflop_s"] > 0
+    assert set(found["core"]) == {"1", "64", "256"}
+    for shape in ("m1", "m2"):
+        decode = found[shape]["decodes"]["3 x 16"]
+        assert decode["step_ms"] > 0 and decode["build_ms"] > 0
+        assert found[shape]["prompts"]["8 behind 16"]["ms"] > 0
+    assert found["seen"]["1"]["itl_ms"] > 0
+    assert "| m1 3 x 16 |" in page_of(tmp_path)
+
+
+def page_of(out: Path) -> str:
+    rendered = bench("render", str(out / "figures.json"), str(out / "page.md"))
+    assert rendered.returncode == 0, rendered.stderr
+    return (out / "page.md").read_text()
+
+
 def test_a_server_that_is_gone_is_a_bad_answer_for_each_request() -> None:
     share = Share(
         port=free_port(), model="m", clients=2, requests=5, prompt_tokens=4, output_tokens=4, ids=(0, 9), seed=1
