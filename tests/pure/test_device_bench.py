@@ -199,7 +199,6 @@ def test_kinds_of_kernels(kernel: str, kind: str) -> None:
 
 def test_a_profile_tells_what_kernels_reach_and_how_much_of_a_step_is_idle() -> None:
     work = Work(num_layers=1, layer=(200, 300), head=500, query_channels=64, kv_channels=32)
-    parts = {"busy_us_per_step": 900.0, "build_ms": 0.1}
     told: list[dict[str, Any]] = [
         {"what": "start", "marks": {}},
         {
@@ -210,13 +209,13 @@ def test_a_profile_tells_what_kernels_reach_and_how_much_of_a_step_is_idle() -> 
             "build_ms": 0.1,
             "kinds": {"linear": 2.0},
         },
-        {"what": "prompt", "tokens": 4, "length": 0, "kinds": {"linear": 1.0, "attention": 2.0}},
+        {"what": "prompt", "tokens": 4, "length": 0, "kinds": {"linear": 0.001, "attention": 0.002}},
     ]
     found = profiling.cases(told, work)
     decode, prompt = found["decodes"]["64 x 8"], found["prompts"]["4 behind 0"]
     assert decode["linear_gb_s"] == 1.0, "2,000 bytes in 2 us"
     assert decode["attention_gb_s"] is None, "no attention was seen"
-    assert (prompt["linear_tflop_s"], prompt["attention_tflop_s"]) == (0.0, 0.0)
+    assert (prompt["linear_tflop_s"], prompt["attention_tflop_s"]) == (3.2, 0.5)
     seen = profiling.shares({"m1": found, "core": {"64": {"total_ms": 0.3}}}, "64", itl_ms=1.2)
     assert seen == {"itl_ms": 1.2, "device_ms": 0.9, "idle_share": 0.25, "build_ms": 0.1, "core_ms": 0.3}
     unseen = profiling.shares({"m1": found}, "1", itl_ms=1.2)
