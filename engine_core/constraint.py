@@ -93,7 +93,7 @@ class Constraint:
             if seen[end - len(mark) : end] == mark:
                 self._free, self._tail = (), []
                 return seen[end:]
-        self._tail = seen[len(seen) - len(mark) + 1 :] if len(mark) > 1 else []
+        self._tail = seen[max(len(seen) - len(mark) + 1, 0) :]
         return []
 
     def _fill_free(self, words: Array) -> None:

@@ -156,7 +156,7 @@ class Core(Actor):
 
     async def close(self) -> None:
         """Give sockets, rings, threads and children back."""
-        self.grammars.close()
+        await self.grammars.close()
         self._mask_thread.shutdown(wait=True, cancel_futures=True)
         self.group.close()
         self._frontends.close()

@@ -81,9 +81,9 @@ class GrammarCompiler:
             self._tokenizer = vocabulary.tokenizer()
             self._known.set()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the process of trials and the thread."""
-        self._trials.close()
+        await self._trials.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
@@ -185,10 +185,11 @@ class _Trials:
         finally:
             del self._asked[number]
 
-    def close(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+    async def close(self) -> None:
+        if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
+            await self._process.wait()
         for descriptor in (*(self._death_pipe or ()), *(() if self._shared is None else (self._shared,))):
             os.close(descriptor)
         self._death_pipe = self._shared = None

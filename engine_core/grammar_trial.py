@@ -21,7 +21,7 @@ from llguidance import LLTokenizer
 from msgspec import Struct
 
 from ..ipc.messages import Decoder, MalformedMessage, encode
-from ..ipc.process import die_with_parent
+from ..ipc.process import die_with_forking_thread, die_with_parent
 from .grammar_limits import TRIAL_MEMORY_BYTES, TRIAL_STACK_BYTES, compiled
 from .grammar_text import grammar_text
 from .token_bytes import TokenBytes
@@ -145,13 +145,14 @@ def _too_slow(ask: Ask) -> str:
 
 def _try(tokenizer: LLTokenizer, ask: Ask, descriptor: int) -> NoReturn:
     """The forked process: it tells its verdict, or dies."""
-    signal.alarm(int(ask.limit_s) + 2)  # should the process that forked it be gone
+    die_with_forking_thread()
     if sys.platform == "linux":
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + TRIAL_MEMORY_BYTES,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 2)  # what a dying library says is not for the log
+    silence = os.open(os.devnull, os.O_RDWR)
+    for inherited in (0, 1, 2):  # what a dying library says is not for the log
+        os.dup2(silence, inherited)
     verdicts: list[Verdict] = []
     threading.stack_size(TRIAL_STACK_BYTES)
     thread = threading.Thread(target=lambda: verdicts.append(_verdict(tokenizer, ask)))
