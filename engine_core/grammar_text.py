@@ -6,9 +6,16 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from .schema_rules import ESCAPES, closed
+
 _WHITE_SPACE = r"[ ]|\n[ ]{0,12}"
 """Between the parts of a JSON text: enough to indent, and no more, or a small model writes blanks to its limit."""
-_JSON_RULES: dict[str, Any] = {"whitespace_pattern": _WHITE_SPACE, "lenient": False, "coerce_one_of": False}
+_JSON_RULES: dict[str, Any] = {
+    "whitespace_pattern": _WHITE_SPACE,
+    "json_allowed_escapes": ESCAPES,
+    "lenient": False,
+    "coerce_one_of": False,
+}
 _OWN_OPTIONS = "x-guidance"  # by which a schema may switch its own checks off
 
 
@@ -38,7 +45,7 @@ def _of_schema(source: str) -> str:
     if not isinstance(schema, dict):
         raise ValueError("a schema is an object, or true")
     schema.pop(_OWN_OPTIONS, None)
-    return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_RULES)  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_json_schema(closed(schema), overrides=_JSON_RULES)  # type: ignore[arg-type]
 
 
 def _of_choices(source: str) -> str:

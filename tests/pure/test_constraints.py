@@ -153,7 +153,7 @@ def test_a_regex_matches_the_whole_answer(pattern: str) -> None:
 def test_t8_a_schema_cannot_switch_checks_off() -> None:
     grammar = grammar_text("json_schema", '{"x-guidance": {"lenient": true, "whitespace_flexible": true}}')
     options = json.loads(grammar)["grammars"][0]["json_schema"]["x-guidance"]
-    assert options["lenient"] is False and options["coerce_one_of"] is False and len(options) == 3
+    assert options["lenient"] is False and options["coerce_one_of"] is False and len(options) == 4
 
 
 @pytest.mark.parametrize("source", ["false", "5", "[]", '"x"', "nul"])
