@@ -7,7 +7,7 @@ of a launch's arguments says which code it would take. On a real device: tests/g
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from trimaran.device_workers.profiles.settling import declare_profile
 from trimaran.ipc.facts import Feature
 from trimaran.kernels.catalog import CATALOG
 from trimaran.kernels.compilations import is_rehearsing
-from trimaran.kernels.in_triton.launching import TritonKernel
+from trimaran.kernels.in_triton.launching import TritonKernel, code_of
 from trimaran.kernels.registry import Registry
 
 from ..mixed_work import work
@@ -50,10 +50,13 @@ class Launches:
     def __init__(self) -> None:
         self.rehearsed: set[tuple[str, str]] = set()
         self.served: set[tuple[str, str]] = set()
+        self._codes: dict[Hashable, tuple[str, str]] = {}
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         _, specialisation, options = binder(kernel)(*arguments, **constants)
         code = (kernel.__name__, f"{specialisation} {sorted(options.items())}")
+        alike = self._codes.setdefault(code_of(kernel, arguments, constants), code)
+        assert alike == code, "a rehearsal would not ask for the second of these"
         if is_rehearsing():
             self.rehearsed.add(code)
             return
