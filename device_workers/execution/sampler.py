@@ -170,7 +170,8 @@ class Sampler:
 
     def _mask(self, logits_SV: torch.Tensor, rows: Array, masks: TokenMasks) -> None:
         """Packed masks go to the device, which takes them apart some rows at a time: unpacked they are large."""
-        words_MB = self._link.send(masks.words.reshape(len(masks.rows), -1).view(np.uint8))
+        words = np.require(masks.words, requirements="W")  # those that came over the socket are not torch's to hold
+        words_MB = self._link.send(words.reshape(len(masks.rows), -1).view(np.uint8))
         place_of = {row: place for place, row in enumerate(rows.tolist())}
         places_M = self._link.send(np.array([place_of[row] for row in masks.rows.tolist()], np.int64))
         bits_8 = self._link.send(_BITS)

@@ -315,6 +315,31 @@ def test_offline(demo_folder: Path) -> None:
             assert (caught.value.param or "").startswith(param)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.model
+@pytest.mark.user_pain("T9", "S1")
+def test_t9_a_small_model_does_not_fill_its_limit_with_blanks() -> None:
+    """SmolLM2 at a temperature of 1, 50 prompts, 256 tokens each."""
+    topics = ("a cook", "a king", "a baker in Lyon", "a child", "somebody called Ann", "a sailor", "a poet", "a thief")
+    with Server(None, "--served-model-name", "smol", "--kv-memory-bytes", str(256 << 20), script=None) as server:
+
+        def answer(number: int) -> Any:
+            messages = [{"role": "user", "content": f"Describe {topics[number % len(topics)]} as JSON. {number}"}]
+            fields = {"messages": messages, "max_tokens": 256, "temperature": 1, "top_p": 1, "seed": number}
+            return server.http.post(CHAT, json={"response_format": SCHEMA_FORMAT, **fields}, timeout=300).json()
+
+        with ThreadPoolExecutor(16) as pool:
+            choices = [found["choices"][0] for found in pool.map(answer, range(50))]
+    for choice in choices:
+        text = choice["message"]["content"]
+        outside = re.sub(r'"(?:[^"\\]|\\.)*"?', '""', text)
+        assert not re.search(r"\s{21}", outside), text
+        if choice["finish_reason"] == "stop":
+            check_person(text)
+    assert sum(choice["finish_reason"] == "stop" for choice in choices) >= 49
+
+
 # timings
 
 
