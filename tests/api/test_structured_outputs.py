@@ -275,6 +275,27 @@ def test_a_dead_core_learns_the_vocabulary_again(demo_folder: Path) -> None:
         assert texts(ask(server, structured_outputs={"choice": ["yes"]})) == ["yes"]
 
 
+def test_failed_steps_fail_their_requests_and_no_others(demo_folder: Path) -> None:
+    """Masks may be on their way to a step that fails before it wants them."""
+    script = f"step_ms=3 error_at={','.join(str(step) for step in range(6, 400, 7))}"
+    with Server(demo_folder, "--served-model-name", "smol", "--max-model-len", "512", script=script) as server:
+        with ThreadPoolExecutor(12) as pool:
+            asked = [
+                pool.submit(ask, server, response_format=SCHEMA_FORMAT, seed=seed, max_tokens=9) for seed in range(60)
+            ]
+            answers = [future.result() for future in asked]
+        assert {answer.status_code for answer in answers} == {200, 500}
+        assert server.metrics()["engine_generation"] == 1
+        server.assert_idle()
+
+
+def test_ranks_are_given_the_same_masks(demo_folder: Path) -> None:
+    arguments = ("--served-model-name", "smol", "--max-model-len", "512", "--tensor-parallel", "2")
+    with Server(demo_folder, *arguments) as server:
+        for seed in range(3):
+            check_person(*texts(ask(server, response_format=SCHEMA_FORMAT, seed=seed)))
+
+
 def test_the_openai_client_parses(server: Server) -> None:
     from pydantic import BaseModel
 

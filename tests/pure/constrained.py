@@ -57,7 +57,9 @@ def text_of(tokens: list[int]) -> bytes:
 class Driver:
     """An engine over the null model; `answers` and `finishes` by request id and choice."""
 
-    def __init__(self, *, num_blocks: int = 400, num_rows: int = 16, budget: int = 64) -> None:
+    def __init__(
+        self, *, num_blocks: int = 400, num_rows: int = 16, budget: int = 64, script: NullScript | None = None
+    ) -> None:
         limits = EngineLimits(
             max_model_len=512,
             vocab_size=len(TOKENS),
@@ -70,7 +72,11 @@ class Driver:
             limits, max_batched_tokens=budget, prefix_caching=True, statistics=Statistics(), first_horizon=4
         )
         self.model = NullModel(
-            num_blocks=num_blocks, block_size=4, max_model_len=512, vocab_size=len(TOKENS), script=NullScript(low_id=0)
+            num_blocks=num_blocks,
+            block_size=4,
+            max_model_len=512,
+            vocab_size=len(TOKENS),
+            script=script or NullScript(low_id=0),
         )
         self.answers: dict[tuple[int, int], list[int]] = {}
         self.finishes: dict[tuple[int, int], FinishReason] = {}

@@ -350,6 +350,24 @@ def test_rejected_and_aborted_while_compiling_leave_nothing() -> None:
         assert driver.engine.num_waiting == 0
 
 
+@pytest.mark.user_pain("T5")
+def test_t5_a_free_part_then_an_answer_that_fits() -> None:
+    """The model says the mark twice; the first one counts. Preemption in the free part keeps the place."""
+    thought = [*b"let me think <", CONTROL, *b" no", CONTROL]
+    driver = Driver(num_blocks=40, num_rows=8, budget=32, script=NullScript(mode="cycle", cycle=tuple(thought)))
+    grammar = made("json_schema", PERSON)
+    requests = [driver.submit([number, 1], grammar, starts_after=(ord("<"), CONTROL)) for number in range(9)]
+    driver.run()
+    assert driver.engine.scheduler.num_preemptions > 0
+    for request in requests:
+        tokens = driver.answers[request.request_id, 0]
+        begin = thought.index(CONTROL) + 1
+        assert tokens[:begin] == thought[:begin]
+        if driver.finishes[request.request_id, 0] is FinishReason.END_TOKEN:
+            check_person(text_of(tokens[begin:]))
+    assert FinishReason.END_TOKEN in driver.finishes.values()
+
+
 def test_stopping_by_the_users_token() -> None:
     driver = Driver()
     request = driver.submit([1, 2], made("regex", "ab*c{0,9}"), stop_token_ids=(ord("c"),), max_tokens=60)
