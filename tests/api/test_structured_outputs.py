@@ -277,13 +277,11 @@ def test_a_dead_core_learns_the_vocabulary_again(demo_folder: Path) -> None:
 
 def test_failed_steps_fail_their_requests_and_no_others(demo_folder: Path) -> None:
     """Masks may be on their way to a step that fails before it wants them."""
-    script = f"step_ms=3 error_at={','.join(str(step) for step in range(6, 400, 7))}"
+    fields = {"response_format": SCHEMA_FORMAT, "max_tokens": 6}
+    script = f"step_ms=3 error_at={','.join(str(step) for step in range(6, 400, 13))}"
     with Server(demo_folder, "--served-model-name", "smol", "--max-model-len", "512", script=script) as server:
         with ThreadPoolExecutor(12) as pool:
-            asked = [
-                pool.submit(ask, server, response_format=SCHEMA_FORMAT, seed=seed, max_tokens=9) for seed in range(60)
-            ]
-            answers = [future.result() for future in asked]
+            answers = list(pool.map(lambda seed: ask(server, **{**fields, "seed": seed}), range(60)))
         assert {answer.status_code for answer in answers} == {200, 500}
         assert server.metrics()["engine_generation"] == 1
         server.assert_idle()
