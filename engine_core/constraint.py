@@ -1,5 +1,6 @@
 """One sequence's way through its grammar: tokens in, the mask of what may follow out."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,28 @@ class ConstraintFailed(TrimaranError):
     """The grammar grew beyond its limits on the way, or the vocabulary cannot write it."""
 
 
+class TokenSet:
+    """Some token ids, to be taken out of masks and put into them. No ids: nothing is done."""
+
+    __slots__ = ("_bits", "_others", "_places")
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        bits: dict[int, int] = {}
+        for id in ids:
+            bits[id >> 5] = bits.get(id >> 5, 0) | 1 << (id & 31)
+        self._places = np.array(list(bits), np.int64)
+        self._bits = np.array(list(bits.values()), np.uint32)
+        self._others = ~self._bits
+
+    def take_from(self, words: Array) -> None:
+        if len(self._places):
+            words[self._places] &= self._others
+
+    def add_to(self, words: Array) -> None:
+        if len(self._places):
+            words[self._places] |= self._bits
+
+
 class Constraint:
     """Touched by the mask thread alone, but for `num_given`, the outputs that were given to it, which is the loop's.
 
@@ -24,13 +47,14 @@ class Constraint:
     """
 
     __slots__ = (
-        "_end_ids",
+        "_end_id",
+        "_ends",
         "_free",
         "_holds_back",
         "_matcher",
         "_min_tokens",
         "_num_outputs",
-        "_stop_ids",
+        "_stops",
         "_tail",
         "grammar",
         "num_given",
@@ -40,9 +64,9 @@ class Constraint:
         self.grammar = grammar
         self.num_given = 0
         self._matcher = grammar.matcher.deep_copy()
-        self._end_ids = np.array(grammar.end_ids, np.int64)
-        stop_ids = [id for id in sampling.stop_token_ids if id < grammar.num_tokens]
-        self._stop_ids = np.array(stop_ids, np.int64)
+        self._end_id = grammar.end_ids[0]
+        self._ends = TokenSet(grammar.end_ids)
+        self._stops = TokenSet(id for id in sampling.stop_token_ids if id < grammar.num_tokens)
         self._min_tokens = sampling.min_tokens
         self._holds_back = not sampling.end_token_ids  # the user asked to ignore them
         self._free = starts_after
@@ -65,23 +89,23 @@ class Constraint:
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             raise ConstraintFailed(_reason(self._matcher.get_error()))
-        may_end = bool(words[self._end_ids[0] >> 5] >> (self._end_ids[0] & 31) & 1)
+        may_end = int(words[self._end_id >> 5]) >> (self._end_id & 31) & 1
         is_short = self._num_outputs < self._min_tokens
-        _clear(words, self._end_ids)
+        self._ends.take_from(words)
         can_go_on = bool(words.any())
         if is_short and can_go_on:
             self._drop_stops(words)
         if may_end and not is_short:
-            _set(words, self._stop_ids)
+            self._stops.add_to(words)
         if may_end and not (can_go_on and (is_short or self._holds_back)):
-            _set(words, self._end_ids)
+            self._ends.add_to(words)
         elif not can_go_on:
             raise ConstraintFailed("no token of this model's vocabulary goes on as the grammar wants")
 
     def _drop_stops(self, words: Array) -> None:
         """Clear the user's stop tokens, unless the grammar leaves nothing else."""
         kept = words.copy()
-        _clear(words, self._stop_ids)
+        self._stops.take_from(words)
         if not words.any():
             words[:] = kept
 
@@ -101,27 +125,14 @@ class Constraint:
         used = self.grammar.num_tokens & 31
         if used:
             words[-1] = (1 << used) - 1
-        _clear(words, self._end_ids)
+        self._ends.take_from(words)
         if self._num_outputs < self._min_tokens:
-            _clear(words, self._stop_ids)
+            self._stops.take_from(words)
 
 
 def words_per_row(grammar: CompiledGrammar) -> int:
     """uint32 words of one mask."""
     return mask_bytes(grammar.num_tokens) // 4
-
-
-def _clear(words: Array, ids: Array) -> None:
-    np.bitwise_and.at(words, ids >> 5, ~_bits(ids))
-
-
-def _set(words: Array, ids: Array) -> None:
-    np.bitwise_or.at(words, ids >> 5, _bits(ids))
-
-
-def _bits(ids: Array) -> Array:
-    bits: Array = np.left_shift(np.uint32(1), (ids & 31).astype(np.uint32))
-    return bits
 
 
 def _reason(error: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import psutil
 import pytest
 
 from trimaran import LLM, SamplingParams
@@ -199,6 +200,7 @@ def test_t6_malformed_constraints_disturb_nobody(server: Server) -> None:
             error = refused(server, structured_outputs={FIELDS[kind]: source})
             assert time.monotonic() - began_s < 5
             assert word in error["message"] and error["param"] == f"structured_outputs.{FIELDS[kind]}", name
+            assert refused(server, stream=True, structured_outputs={FIELDS[kind]: source}) == error
             assert error["code"] == "invalid_constraint" and set(error) == {"message", "type", "param", "code"}
         check_person(*texts(ask(server, response_format=SCHEMA_FORMAT)))
     assert server.metrics()["engine_generation"] == 1
@@ -262,12 +264,30 @@ def test_c2_aborts_in_every_phase(server: Server) -> None:
     check_person(*texts(ask(server, response_format=SCHEMA_FORMAT)))
 
 
+@pytest.mark.user_pain("C2")
+def test_c2_who_leaves_while_the_grammar_is_compiled_is_never_run(server: Server) -> None:
+    before = server.metrics()
+    reader = server.stream("x", max_tokens=300, structured_outputs={"json": {"type": "integer", "multipleOf": 100_003}})
+    server.until(lambda: server.metrics()["num_requests_waiting"] == 1, 10, "it waits for its grammar")
+    reader.vanish()
+    server.until(lambda: server.metrics()["num_requests_waiting"] == 0, 10, "it is gone")
+    compiled = "grammars_compiled_total"
+    server.until(lambda: server.metrics()[compiled] == before[compiled] + 1, 20, "it was compiled for the next one")
+    time.sleep(0.1)
+    after = server.metrics()
+    assert after["engine_steps_total"] == before["engine_steps_total"]
+    server.assert_idle()
+
+
 def test_a_dead_core_learns_the_vocabulary_again(demo_folder: Path) -> None:
     with Server(demo_folder, "--served-model-name", "smol", "--max-model-len", "512") as server:
         texts(ask(server, structured_outputs={"choice": ["yes"]}))
+        [core] = server.pids("core")
+        [trials] = psutil.Process(core).children()
         server.kill("core")
         server.until(lambda: server.status("/ready") != 200, 10, "the core is gone")
         server.wait_ready()
+        assert not trials.is_running() or trials.status() == psutil.STATUS_ZOMBIE, "it dies with its core"
         assert texts(ask(server, structured_outputs={"choice": ["yes"]})) == ["yes"]
         server.kill("worker")
         server.until(lambda: server.status("/ready") != 200, 10, "the worker is gone")
@@ -377,13 +397,16 @@ def test_t7_explosive_schemas_leave_other_streams_their_pace(demo_folder: Path) 
         with bystanders(server, 20) as times:
             time.sleep(2)
             began_s = time.monotonic()
+            slow = ask(server, max_tokens=3, structured_outputs={"json": {"type": "integer", "multipleOf": 200_003}})
+            assert slow.status_code == 200 and time.monotonic() - began_s > 0.3, "it takes a while, and is honoured"
+            explosive_s = time.monotonic()
             with ThreadPoolExecutor(2) as pool:
                 sources = MINUTES_TO_COMPILE.values()
                 done = pool.map(lambda ask: refused(server, structured_outputs={FIELDS[ask[0]]: ask[1]}), sources)
                 errors = list(done)
             ended_s = time.monotonic()
             time.sleep(1)
-        assert ended_s - began_s < 10 and all("compile" in error["message"] for error in errors)
+        assert ended_s - explosive_s < 10 and all("compile" in error["message"] for error in errors)
         during = [gap for mine in times for gap in gaps([at for at in mine if began_s < at < ended_s])]
         before = [gap for mine in times for gap in gaps([at for at in mine if at < began_s])]
         assert max(during) < 0.3
