@@ -43,7 +43,7 @@ GRAMMAR_BREAKS = (
         "        if self._constraint is None:\n",
         "        if self._constraint and self.num_preemptions:\n            self._constraint.num_given = 0\n"
         "        if self._constraint is None:\n",
-        CONSTRAINTS,
+        (*CONSTRAINTS, "-k", "preemption_happens"),
     ),
     Break(
         "masks leave out the tokens committed last",
