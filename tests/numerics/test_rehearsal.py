@@ -118,6 +118,26 @@ def test_steps_launch_what_was_rehearsed(variant: str, records: bool, launches: 
     assert len(launches.rehearsed) < 200
 
 
+def test_launches_that_take_other_code_are_told_apart() -> None:
+    """By what Triton specialises on: addresses and numbers that 16 divides, the number 1, wide numbers, dtypes."""
+    from trimaran.kernels.in_triton.norms import rms_norm_kernel
+
+    row = torch.zeros(64)
+    tensors = (row, row[1:], row[4:], row.half(), row.half()[8:])
+    numbers = (1, 17, 16, 32, 3, 1 << 31, (1 << 31) + 16, 1 << 62)
+    constants = {"ADDS": False, "BLOCK": 16, "ONE_BLOCK": True, "PDL": False}
+    calls = [(x, row, row, row, 1e-6, number, 48, 48, 48) for x in tensors for number in numbers]
+    codes: dict[Hashable, set[str]] = {}
+    for arguments in calls:
+        _, specialisation, _ = binder(rms_norm_kernel)(*arguments, **constants)
+        codes.setdefault(code_of(rms_norm_kernel, arguments, constants), set()).add(str(specialisation))
+    assert all(len(found) == 1 for found in codes.values())
+    distinct = set().union(*codes.values())
+    assert len(codes) < len(calls) and len(distinct) > len(numbers)
+    other = {**constants, "PDL": True}
+    assert code_of(rms_norm_kernel, calls[0], other) != code_of(rms_norm_kernel, calls[0], constants)
+
+
 def test_a_rehearsal_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
     """Nothing to compile on a processor, but it may be rehearsed as well."""
     save(variants()["qwen3"], tmp_path / "model")
