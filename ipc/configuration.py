@@ -95,6 +95,8 @@ class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
     max_queued_tokens: int | None = None
     stall_limit_s: float = 20.0
     seed: int = 0
+    num_cached_grammars: int = 256
+    grammar_limit_s: float = 10.0
     idle_canary_s: float = 30.0
     memory_growth_limit_bytes: int | None = None
     growth_settling_s: float = 60.0
@@ -115,6 +117,7 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
     max_logit_bias: int = 1024
     max_prompt_logprob_entries: int = 1 << 21
     max_prompts: int = 2048
+    max_grammar_bytes: int = 1 << 20
     max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
 

@@ -24,6 +24,7 @@ _REJECTED = {
     RejectKind.TOO_LONG: (400, "context_length_exceeded"),
     RejectKind.QUEUE_FULL: (429, "queue_full"),
     RejectKind.UNAVAILABLE: (503, "unavailable"),
+    RejectKind.GRAMMAR: (400, "invalid_constraint"),
 }
 _RETRYABLE = (FailKind.WORKER_LOST, FailKind.CORE_LOST, FailKind.SHUTDOWN)
 

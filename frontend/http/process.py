@@ -175,6 +175,7 @@ class Frontend(Actor):
             return
         if text.template is None:
             log.warning("this model has no chat template: /v1/chat/completions will refuse; pass --chat-template")
+        self._client.know_vocabulary(text)
         self._serving.model_known(message.directory, message.root, text)
 
     async def _drain(self) -> None:

@@ -155,6 +155,13 @@ class Options(Struct, frozen=True, kw_only=True):
     max_n: Annotated[int, About("Server", COUNT, "largest n of a request")] = 128
     max_logprobs: Annotated[int, About("Server", Integer(0), "largest number of log-probabilities per token")] = 20
     max_stop: Annotated[int, About("Server", Integer(0), "most stop strings of a request")] = 16
+    max_grammar_bytes: Annotated[
+        int, About("Server", COUNT, "largest schema, regex, choice or grammar of a request")
+    ] = 1024 * 1024
+    grammar_cache: Annotated[int, About("Server", COUNT, "compiled grammars that are kept, those used last")] = 256
+    grammar_timeout: Annotated[
+        float, About("Server", Number(1, unit="seconds"), "a grammar that takes longer to compile is refused")
+    ] = 10.0
     default_max_tokens: Annotated[
         int | Auto,
         About("Server", COUNT_OR_AUTO, "length of an answer where the request has none; auto is what fits"),
