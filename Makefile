@@ -30,7 +30,7 @@ check: install
 	$(BIN)/python tools/check
 
 test: install check
-	$(BIN)/python -m pytest -m "not long and not gpu" $(ARGS)
+	$(BIN)/python tools/run_tests.py -m "not long and not gpu" $(ARGS)
 
 test-all: install check
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)

@@ -114,6 +114,7 @@ class StepThread:
         self._later: deque[StepPlan] = deque()
         self._running: deque[PendingStep] = deque()
         self._launched_s = 0.0
+        self._failed_step = 0
         self._frames: dict[int, bytes] = {}
         self._phases: list[Phase] = []
         self._settled: Settled | None = None
@@ -254,9 +255,11 @@ class StepThread:
             self._launch(plan)
 
     def _next_plan(self) -> StepPlan:
-        message = self._next_message()
-        assert isinstance(message, StepPlan), "masks came for a step that does not wait for any"
-        return message
+        while True:
+            message = self._next_message()
+            if isinstance(message, StepPlan):
+                return message
+            assert self._is_stale(message), f"masks came for step {message.step[0]}, which does not wait for any"
 
     def _next_message(self) -> StepPlan | TokenMasks:
         """Meanwhile steps that the device finishes are told of."""
@@ -310,15 +313,21 @@ class StepThread:
             self._finish()
         while True:
             message = self._next_message()
-            if isinstance(message, TokenMasks):
+            if isinstance(message, StepPlan):
+                self._later.append(message)
+            elif not self._is_stale(message):
                 assert int(message.step[0]) == step, f"masks of step {message.step[0]} came during step {step}"
                 return message
-            self._later.append(message)
+
+    def _is_stale(self, masks: TokenMasks) -> bool:
+        """They were on their way when their step failed."""
+        return int(masks.step[0]) <= self._failed_step
 
     def _failed(self, step: int, kind: StepErrorKind, plan: StepPlan, error: Exception) -> None:
         """One step's sequences fail and the worker goes on; with several ranks the others would wait for ever, so it
         ends.
         """
+        self._failed_step = step
         while self._running:  # results go out in the order of the steps
             self._finish()
         self._engine.progress.end()

@@ -104,6 +104,11 @@ class Committer:
         self.statistics.num_failed += request.owner != INTERNAL
         return Failure(request, kind, text)
 
+    def drop(self, request: Request) -> None:
+        """End every sequence of a request that has never run, unheard."""
+        for sequence in request.sequences:
+            self.scheduler.end(sequence)
+
     def end_sequence(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """A sequence ends with an answer; its followers, if they waited for it, wait on their own."""
         request = sequence.request
@@ -152,10 +157,10 @@ class Committer:
         if tenants.has_many_ends or np.count_nonzero(is_end):
             may_end = self.table.many_ends[rows] | is_end.any(axis=1)
             for index in (may_end & (lengths >= self.table.min_length[rows])).nonzero()[0]:
-                sampling, token = self._sequence(rows[index]).request.sampling, int(tokens[index])
-                if token in sampling.end_token_ids:
+                request, token = self._sequence(rows[index]).request, int(tokens[index])
+                if token in request.end_token_ids:
                     finish[index] = FinishReason.END_TOKEN
-                elif token in sampling.stop_token_ids:
+                elif token in request.sampling.stop_token_ids:
                     finish[index] = FinishReason.STOP_TOKEN
         return finish
 

@@ -9,6 +9,7 @@ import gc
 import logging
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ from ..ipc.frontend_messages import (
     ResetPrefixCache,
     Submit,
     ToCore,
+    Vocabulary,
 )
 from ..ipc.metrics import MetricFamily, MetricKind, Sample
 from ..ipc.plan import StepResult
@@ -65,10 +67,14 @@ from .admission import Door, admit
 from .commit import INTERNAL, Failure, News
 from .device_metrics import device_families
 from .engine import Engine
+from .grammar_compiler import GrammarCompiler, GrammarRefused
+from .grammar_limits import roomy_thread
 from .growth_watch import GrowthWatch
+from .masks import Masks
 from .metric_totals import MetricTotals
 from .request import Request
 from .statistics import Statistics
+from .token_bytes import TokenBytes
 from .worker_group import WorkerGroup
 
 log = logging.getLogger("trimaran.core")
@@ -120,6 +126,10 @@ class Core(Actor):
             on_fault=self._distrust,
             on_explained=self._explain if configuration.explain else None,
         )
+        self.grammars = GrammarCompiler(
+            self.start_task, num_cached=configuration.num_cached_grammars, limit_s=configuration.grammar_limit_s
+        )
+        self._mask_thread = roomy_thread("masks")
         self._owners: dict[bytes, Owner] = {}
         self._by_number: dict[int, Owner] = {}
         self._num_owners = 0
@@ -145,7 +155,9 @@ class Core(Actor):
         self.start_task(self._beat(), "heartbeat")
 
     async def close(self) -> None:
-        """Give sockets and rings back."""
+        """Give sockets, rings, threads and children back."""
+        await self.grammars.close()
+        self._mask_thread.shutdown(wait=True, cancel_futures=True)
         self.group.close()
         self._frontends.close()
         self._context.term()
@@ -157,6 +169,7 @@ class Core(Actor):
         if isinstance(result, StepError):
             log.error("step %d failed (%s): %s", result.step, result.kind.value, result.text)
         news = self.engine.commit(result, time.monotonic())
+        self._make_masks()
         self._plan_ahead()  # first: the device may be out of work before the news is packed and sent
         self._tell(news)
         self._note_drained()
@@ -177,6 +190,33 @@ class Core(Actor):
                 break
             self._last_step_s = now
             self.group.publish(plan)
+        self._make_masks()
+
+    def _make_masks(self) -> None:
+        """The device may be waiting for them; they are computed in a thread, since some take a tenth of a second."""
+        assert self.engine is not None
+        if (work := self.engine.masks_due()) is not None:
+            making = asyncio.get_running_loop().run_in_executor(self._mask_thread, work.run)
+            making.add_done_callback(partial(self._masked, self.engine, work.step))
+
+    def _masked(self, engine: Engine, step: int, making: "asyncio.Future[Masks]") -> None:
+        if making.cancelled():
+            return
+        made = making.result()
+        if engine is not self.engine or not engine.is_step_due(step):
+            return  # the group was lost, or the step failed before it wanted them
+        self.group.publish(made.masks)
+        failed = {sequence.request.request_id: (sequence.request, reason) for sequence, reason in made.failed}
+        for request, reason in failed.values():
+            if not request.is_over:
+                self._fail_constrained(engine, request, reason)
+
+    def _fail_constrained(self, engine: Engine, request: Request, reason: str) -> None:
+        assert request.compiled is not None
+        self.grammars.forget(request.compiled)
+        log.warning("request %d: its grammar failed on the way: %s", request.request_id, reason)
+        text = f"the answer cannot go on as its constraint wants: {reason}; make the constraint simpler"
+        self._fail([engine.fail(request, FailKind.GRAMMAR, text)])
 
     def _note_drained(self) -> None:
         if self._draining and self.group.is_ready and self.engine is not None and not self.engine.requests:
@@ -214,6 +254,8 @@ class Core(Actor):
             case Hello():
                 self._know(peer, message)
                 self._frontends.send(peer, self._state())
+            case Vocabulary():
+                self._know_vocabulary(message, frames)
             case Report():
                 self.totals.report(message)
             case MetricsRequest():
@@ -251,7 +293,7 @@ class Core(Actor):
             self._door(engine),
             owner=owner.number,
             order=self._next_order,
-            num_queued=len(engine.waiting),
+            num_queued=len(engine.waiting) + len(engine.compiling),
             num_queued_tokens=engine.waiting.num_tokens,
             root=lambda salt, adapter: engine.cache.root(salt=salt, adapter=adapter),
             retry_after_s=self._retry_after_s(),
@@ -263,7 +305,40 @@ class Core(Actor):
             return
         self._next_order += 1
         engine.submit(answer)
+        if answer.grammar is not None:
+            self.start_task(self._compile(engine, answer), "wait for a grammar")
+            return
         self._pump()
+
+    async def _compile(self, engine: Engine, request: Request) -> None:
+        """The request waits outside for its grammar, then stands in line or is turned away."""
+        assert request.grammar is not None
+        try:
+            request.compiled = await self.grammars.compile(request.grammar)
+        except GrammarRefused as refusal:
+            if not request.is_over:
+                engine.reject(request)
+                self.statistics.num_rejected += 1
+                self._reject(request, refusal)
+            return
+        if not request.is_over:
+            engine.queue(request)
+            self._pump()
+
+    def _reject(self, request: Request, refusal: GrammarRefused) -> None:
+        owner = self._by_number.get(request.owner)
+        if owner is not None:
+            retry_after_s = None if refusal.kind is RejectKind.GRAMMAR else self._retry_after_s()
+            self._frontends.send(owner.peer, Rejected(request.request_id, refusal.kind, refusal.text, retry_after_s))
+        self._note_drained()
+
+    def _know_vocabulary(self, message: Vocabulary, frames: list[bytes]) -> None:
+        joined, lengths = frames
+        self.grammars.know(
+            TokenBytes(
+                joined, np.frombuffer(lengths, np.int32), control_ids=message.control_ids, end_ids=message.end_ids
+            )
+        )
 
     def _door(self, engine: Engine) -> Door:
         return Door(
@@ -505,6 +580,12 @@ class Core(Actor):
             }
         counts = self._counted + self._engine_counts()
         counters = {name: (float(counts[name]), text) for name, text in _ENGINE_COUNTERS.items()}
+        grammars = self.grammars
+        counters |= {
+            "grammars_compiled_total": (grammars.num_compiled, "Grammars compiled"),
+            "grammar_cache_hits_total": (grammars.num_hits, "Requests whose grammar was compiled already"),
+            "grammars_refused_total": (grammars.num_refused, "Grammars that could not be honoured"),
+        }
         families = self.statistics.families(gauges, counters)
         families.append(_phase_family(self._phases()))
         families += device_families(self.group.profiles, self.group.heartbeats, self.group.resolutions_by_rank)

@@ -9,6 +9,7 @@ from ..ipc.server_info import EngineLimits
 from ..ipc.worker_messages import StepError, StepErrorKind
 from .block_pool import BlockPool
 from .commit import Committer, Failure, News
+from .masks import MaskWork
 from .prefix_cache import PrefixCache
 from .request import Request, Sequence, State
 from .scheduler import FIRST_HORIZON, Scheduler
@@ -58,7 +59,9 @@ class Engine:
         )
         self.committer = Committer(self.scheduler, statistics)
         self.requests: dict[int, Request] = {}
+        self.compiling: set[int] = set()  # ids of those whose grammar is not compiled yet
         self._max_steps_in_flight = max_steps_in_flight
+        self._masked_step = 0
 
     @property
     def num_running(self) -> int:
@@ -71,16 +74,51 @@ class Engine:
         followers = sum(
             sequence.state is State.WAITING and not sequence.is_queued
             for request in self.requests.values()
-            if len(request.sequences) > 1
+            if len(request.sequences) > 1 or request.grammar is not None
             for sequence in request.sequences
         )
         return len(self.waiting) + followers
 
     def submit(self, request: Request) -> None:
-        """The request's first sequence stands in line; the others wait until it has computed the prompt."""
+        """The request's first sequence stands in line; the others wait until it has computed the prompt. With a grammar
+        that is not compiled yet it waits outside, and `queue` gives it its place.
+        """
         assert request.request_id not in self.requests
         self.requests[request.request_id] = request
+        if request.grammar is None or request.compiled is not None:
+            self.waiting.add(request.sequences[0])
+        else:
+            self.compiling.add(request.request_id)
+
+    def queue(self, request: Request) -> None:
+        """Its grammar is compiled: it stands in line where it would have stood."""
+        assert request.compiled is not None and not request.sequences[0].is_queued
+        self.compiling.discard(request.request_id)
         self.waiting.add(request.sequences[0])
+
+    def reject(self, request: Request) -> None:
+        """Its grammar cannot be honoured: it never stood in line and never will."""
+        self._forget(request)
+        self.committer.drop(request)
+
+    def masks_due(self) -> MaskWork | None:
+        """The masks that the oldest step in flight waits for, once: they follow from the tokens of those before it."""
+        in_flight = self.scheduler.in_flight
+        if not in_flight or (rows := in_flight[0].masked) is None or in_flight[0].step <= self._masked_step:
+            return None
+        self._masked_step = in_flight[0].step
+        return MaskWork.collect(self._masked_step, rows, self.table)
+
+    def fail(self, request: Request, kind: FailKind, text: str) -> Failure:
+        """One request ends without an answer, whatever it was doing."""
+        self._forget(request)
+        failure = self.committer.fail(request, kind, text)
+        self.scheduler.settle()
+        return failure
+
+    def is_step_due(self, step: int) -> bool:
+        """Whether this step is the one that returns next."""
+        return bool(self.scheduler.in_flight) and self.scheduler.in_flight[0].step == step
 
     def can_plan(self) -> bool:
         """Whether another step may be in flight."""
@@ -103,7 +141,7 @@ class Engine:
             self.scheduler.observe(record, result.seconds)
             news = self.committer.commit(result, now)
         for request in news.over:
-            self.requests.pop(request.request_id, None)
+            self._forget(request)
         return news
 
     def abort(self, request: Request, now: float) -> OutputColumns:
@@ -131,9 +169,14 @@ class Engine:
         """The worker group is gone: every live request fails, every block and row is free."""
         failures = [self.committer.fail(request, kind, text) for request in self.requests.values()]
         self.requests.clear()
+        self.compiling.clear()
         self.scheduler.in_flight.clear()
         self.table.clear()
         return failures
+
+    def _forget(self, request: Request) -> None:
+        self.requests.pop(request.request_id, None)
+        self.compiling.discard(request.request_id)
 
     def _end(self, request: Request, sequences: list[Sequence], now: float) -> OutputColumns:
         for sequence in sequences:
@@ -143,7 +186,7 @@ class Engine:
         done = np.zeros(num, np.uint8)
         if request.is_over:
             done[-1] = 1
-            del self.requests[request.request_id]
+            self._forget(request)
         return OutputColumns(
             request_ids=np.full(num, request.request_id, np.int64),
             choices=np.array([sequence.choice for sequence in sequences], np.int32),

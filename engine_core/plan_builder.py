@@ -36,6 +36,7 @@ class PlanBuilder:
         self.targets: list[Array] = []
         self.grants: list[tuple[int, int, list[int]]] = []  # row, first index in its table, blocks
         self.seated: list[tuple[Sequence, int]] = []  # with its number of known tokens
+        self.has_masked = False
 
     @property
     def is_empty(self) -> bool:
@@ -52,11 +53,13 @@ class PlanBuilder:
         self.decode_rows, self.decode_starts = rows, starts
         self.decode_flags = filled(len(rows), _DECODE, np.uint8)
         if is_masked is not None:
+            self.has_masked = True
             self.decode_flags = self.decode_flags | np.where(is_masked, _MASKED, 0).astype(np.uint8)
 
     def chunk(self, row: int, start: int, tokens: Array, flags: int, targets: Array | None) -> None:
         """A run of known tokens of one row."""
         self.items.append((row, start, len(tokens), flags))
+        self.has_masked |= bool(flags & _MASKED)
         self.tokens.append(tokens)
         if targets is not None:
             self.targets.append(targets)
@@ -156,7 +159,10 @@ class PlanBuilder:
 
 
 def _banned(sequence: Sequence) -> tuple[int, ...]:
-    sampling = sequence.request.sampling
+    """The ids that `min_tokens` keeps away; under a grammar its masks do, which know when nothing else is left."""
+    request, sampling = sequence.request, sequence.request.sampling
+    if request.grammar is not None:
+        return ()
     return sampling.end_token_ids + sampling.stop_token_ids if sampling.min_tokens else ()
 
 

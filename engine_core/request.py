@@ -5,6 +5,8 @@ from enum import Enum
 import numpy as np
 
 from ..ipc.sampling import Grammar, Pooling, Sampling
+from .constraint import Constraint
+from .grammar_compiler import CompiledGrammar
 
 
 class State(Enum):
@@ -27,6 +29,7 @@ class Request:
         "adapter",
         "arrival_s",
         "cached_tokens",
+        "compiled",
         "first_scheduled_s",
         "grammar",
         "order",
@@ -66,6 +69,7 @@ class Request:
         self.root = root
         self.pooling = pooling
         self.grammar = grammar
+        self.compiled: CompiledGrammar | None = None  # set before the request stands in line
         self.cached_tokens: int | None = None
         self.first_scheduled_s: float | None = None
         self.shared_blocks: list[int] = []  # the prompt's full blocks, held for followers that are not seated yet
@@ -82,6 +86,11 @@ class Request:
         return all(sequence.state is State.ENDED for sequence in self.sequences)
 
     @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Those that end it; where a grammar is complete its end tokens do, though the user asked to ignore them."""
+        return self.sampling.end_token_ids if self.compiled is None else self.compiled.end_ids
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of prompt tokens were asked for."""
         return self.sampling.num_prompt_logprobs is not None
@@ -91,6 +100,7 @@ class Sequence:
     """One token stream. While seated, its counts live in the sequence table's columns at `row`."""
 
     __slots__ = (
+        "_constraint",
         "blocks",
         "bypassed",
         "choice",
@@ -122,11 +132,20 @@ class Sequence:
         self.bypassed = 0  # later arrivals that were seated before it because it did not fit
         self.is_queued = False
         self.reserved = False  # blocks for its whole possible length are set aside
+        self._constraint: Constraint | None = None
 
     @property
     def tokens(self) -> np.ndarray:
         """The committed tokens of a sequence that is not seated, int32."""
         return self.request.prompt if self.saved is None else self.saved
+
+    def constraint(self) -> Constraint:
+        """Its own way through the request's grammar, kept over preemptions."""
+        if self._constraint is None:
+            request = self.request
+            assert request.grammar is not None and request.compiled is not None
+            self._constraint = Constraint(request.compiled, request.sampling, request.grammar.starts_after)
+        return self._constraint
 
     def __repr__(self) -> str:
         return f"<Sequence {self.request.request_id}:{self.choice} {self.state.value} row {self.row}>"

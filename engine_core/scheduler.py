@@ -30,6 +30,7 @@ FIRST_HORIZON = 64  # tokens of growth that admission leaves room for, per runni
 CALM_STEPS = 256  # steps without preemption after which the horizon halves
 RESERVE_AFTER = 2  # preemptions after which a sequence is seated only with its whole possible length set aside
 _SAMPLES = int(WorkFlag.SAMPLES)  # numpy is slow with the enum itself
+_MASKED = int(WorkFlag.MASKED)
 
 
 class PlannedStep(Struct, frozen=True):
@@ -39,6 +40,7 @@ class PlannedStep(Struct, frozen=True):
     rows: Array
     ends: Array  # [rows] positions computed once it has returned
     sampled: Array  # those of `rows` that it samples a token for
+    masked: Array | None  # those of `sampled` that wait for masks; None where none does
     num_tokens: int
     num_prefill_tokens: int
     planned_s: float
@@ -388,6 +390,7 @@ class Scheduler:
                 rows=plan.rows,
                 ends=plan.starts + plan.counts,
                 sampled=plan.rows[(plan.flags & _SAMPLES) != 0] if builder.items else plan.rows,
+                masked=plan.rows[(plan.flags & _MASKED) != 0] if builder.has_masked else None,
                 num_tokens=num_tokens,
                 num_prefill_tokens=num_tokens - len(builder.decode_rows),
                 planned_s=now,

@@ -145,7 +145,7 @@ class SequenceTable:
         self.scheduled[row] = self.computed[row] = num_matched
         self.limit[row] = self.limit_of(sequence)
         self.prompt_length[row] = request.prompt_length
-        self.min_length[row] = request.prompt_length + sampling.min_tokens
+        self.min_length[row] = request.prompt_length + (0 if request.grammar else sampling.min_tokens)
         self.room[row] = num_matched
         self._note_hashed(row, len(matched))
         self.last_step[row] = 0
@@ -156,7 +156,7 @@ class SequenceTable:
         self.alive[row] = True
         self.decoding[row] = False
         self.masked[row] = request.grammar is not None
-        self._set_ends(row, sampling.end_token_ids + sampling.stop_token_ids)
+        self._set_ends(row, request.end_token_ids + sampling.stop_token_ids)
         self.sequences[row] = sequence
         sequence.row, sequence.saved, sequence.blocks = row, None, matched
         sequence.state = State.PREFILL

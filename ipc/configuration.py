@@ -95,6 +95,8 @@ class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
     max_queued_tokens: int | None = None
     stall_limit_s: float = 20.0
     seed: int = 0
+    num_cached_grammars: int = 256
+    grammar_limit_s: float = 10.0
     idle_canary_s: float = 30.0
     memory_growth_limit_bytes: int | None = None
     growth_settling_s: float = 60.0
@@ -115,6 +117,7 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
     max_logit_bias: int = 1024
     max_prompt_logprob_entries: int = 1 << 21
     max_prompts: int = 2048
+    max_grammar_bytes: int = 1 << 20
     max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
 
@@ -130,7 +133,10 @@ class RequestRules(Struct, frozen=True, kw_only=True):
 
 
 class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):
-    """One frontend process. The model directory comes later (control.ModelKnown), so that the port opens at once."""
+    """One frontend process. The model directory comes later (control.ModelKnown), so that the port opens at once.
+
+    `requests_per_minute` of each of `api_keys`, counted over all frontends in `rate_file`.
+    """
 
     index: int
     num_frontends: int
@@ -140,6 +146,12 @@ class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):
     port: int
     served_model_name: str
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
+    requests_per_minute: int | None = None
+    rate_file: str = ""
+    cors_origins: tuple[str, ...] = ()
+    tls_certificate: str | None = None
+    tls_key: str | None = None
     limits: RequestLimits = RequestLimits()
     chat_template: str | None = None
     default_max_tokens: int | None = None

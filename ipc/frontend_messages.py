@@ -29,6 +29,7 @@ class RejectKind(StrEnum):
     TOO_LONG = "too_long"
     QUEUE_FULL = "queue_full"
     UNAVAILABLE = "unavailable"
+    GRAMMAR = "grammar"  # its constraint cannot be honoured
 
 
 class FailKind(StrEnum):
@@ -38,6 +39,7 @@ class FailKind(StrEnum):
     CORE_LOST = "core_lost"
     STEP_FAILED = "step_failed"
     INVALID_LOGITS = "invalid_logits"
+    GRAMMAR = "grammar"  # its constraint became too complex on the way
     SHUTDOWN = "shutdown"
 
 
@@ -46,6 +48,17 @@ class Hello(Message, frozen=True, tag="hello"):
 
     index: int
     incarnation: int
+
+
+class Vocabulary(Message, frozen=True, tag="vocabulary"):
+    """What each token is as bytes: grammars constrain the very bytes that clients are shown. Sent once to each core.
+
+    Frames: the bytes of all tokens by id, joined; their lengths, int32. `control_ids` are no text, whatever bytes they
+    have; `end_ids` end an answer.
+    """
+
+    control_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
 
 
 class Submit(Message, frozen=True, tag="submit"):
@@ -158,7 +171,7 @@ class InfoReply(Message, frozen=True, tag="info_reply"):
     info: ServerInfo
 
 
-ToCore = Hello | Submit | Abort | FinishSequence | Report | MetricsRequest | InfoRequest | ResetPrefixCache
+ToCore = Hello | Vocabulary | Submit | Abort | FinishSequence | Report | MetricsRequest | InfoRequest | ResetPrefixCache
 ToFrontend = EngineState | Outputs | Rejected | Failed | MetricsReply | InfoReply
 
 TO_CORE: Decoder[ToCore] = Decoder(ToCore)

@@ -133,6 +133,12 @@ class ControlLink(Generic[Incoming]):
             self._on_message(*received)
 
 
+def die_with_forking_thread() -> None:
+    """End this forked process when the thread that forked it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def die_with_parent(death_pipe: int, parent: int) -> None:
     """End this process when `parent` ends, even while C code holds the interpreter lock.
 

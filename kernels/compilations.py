@@ -6,7 +6,7 @@ Imports neither torch nor Triton before it has to.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -15,20 +15,32 @@ from typing import Any
 _MAX_THREADS = 16
 """More of them would wait for the interpreter, which reads every kernel's source."""
 
-_launches_nothing: ContextVar[bool] = ContextVar("launches_nothing", default=False)
+_asked_for: ContextVar[set[Hashable] | None] = ContextVar("asked_for", default=None)
+"""In a rehearsal: the code that was asked for so far."""
 
-is_rehearsing = _launches_nothing.get
-"""Whether kernels that this thread calls are to launch nothing, and only to ask for what that would take."""
+
+def is_rehearsing() -> bool:
+    """Whether kernels that this thread calls are to launch nothing, and only to ask for what that would take."""
+    return _asked_for.get() is not None
+
+
+def asks_anew(code: Hashable) -> bool:
+    """Whether this rehearsal did not yet ask for that code: Triton takes a millisecond to find that it was."""
+    asked = _asked_for.get()
+    if asked is None or code in asked:
+        return asked is None
+    asked.add(code)
+    return True
 
 
 @contextmanager
 def rehearsing() -> Iterator[None]:
     """Kernels that this thread calls meanwhile launch nothing. What they would write holds whatever it held."""
-    token = _launches_nothing.set(True)
+    token = _asked_for.set(set())
     try:
         yield
     finally:
-        _launches_nothing.reset(token)
+        _asked_for.reset(token)
 
 
 @contextmanager

@@ -56,7 +56,8 @@ def meddling(kernel: str, ours: Trial, reference: Trial) -> str | None:
     for index, (got, expected) in enumerate(zip(ours.arguments, reference.arguments, strict=True)):
         if index in ours.written or not isinstance(got, torch.Tensor):
             continue
-        if not torch.equal(*(tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (got, expected))):
+        expected = expected.to(got.device)
+        if not torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (got, expected))):
             return f"{kernel} changes its argument {index}, which is only there to be read"
     return None
 
@@ -64,13 +65,22 @@ def meddling(kernel: str, ours: Trial, reference: Trial) -> str | None:
 def disagreement(kernel: str, ours: Trial, reference: Trial) -> str | None:
     """None when what two calls wrote agrees within the tolerance; else where and by how much it differs."""
     for index in ours.written:
-        got, expected = (trial.arguments[index].cpu().double() for trial in (ours, reference))
+        got, expected = _comparable(ours.arguments[index], reference.arguments[index])
         limit = ours.tolerance * max(1.0, float(expected[expected.isfinite()].abs().max()))
         same = torch.isclose(got, expected, rtol=0, atol=limit, equal_nan=True)
         if not bool(same.all()):
             worst = float((got - expected)[~same].abs().nan_to_num(float("inf")).max())
             return f"{kernel} disagrees with its reference in argument {index} by {worst:.3g} (allowed {limit:.3g})"
     return None
+
+
+def _comparable(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Where they are if that is one place, since some are large; in a dtype that every device has and that tells any
+    two values apart.
+    """
+    if len({tensor.device for tensor in tensors}) > 1:
+        tensors = tuple(tensor.cpu() for tensor in tensors)
+    return [tensor.float() if tensor.is_floating_point() else tensor.cpu().double() for tensor in tensors]
 
 
 def _tolerance(problem: Problem) -> float:

@@ -17,12 +17,13 @@ from trimaran.device_workers.execution.contract import StepEngine
 from trimaran.device_workers.execution.tensor_engine import TensorEngine
 from trimaran.engine_core.admission import Door, admit
 from trimaran.engine_core.engine import Engine
+from trimaran.engine_core.grammar_compiler import CompiledGrammar
 from trimaran.engine_core.request import Request
 from trimaran.engine_core.scheduler import FIRST_HORIZON
 from trimaran.engine_core.statistics import Statistics
 from trimaran.ipc.frontend_messages import FinishReason, OutputColumns, Submit
-from trimaran.ipc.plan import StepPlan, StepResult
-from trimaran.ipc.sampling import Sampling
+from trimaran.ipc.plan import StepPlan, StepResult, TokenMasks
+from trimaran.ipc.sampling import Grammar, Sampling
 from trimaran.ipc.server_info import EngineLimits
 
 OWNER = 1
@@ -111,10 +112,19 @@ class EngineDriver:
     def num_preemptions(self) -> int:
         return self.engine.scheduler.num_preemptions
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, *, n: int = 1, salt: str | None = None) -> Answer:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        salt: str | None = None,
+        grammar: CompiledGrammar | None = None,
+    ) -> Answer:
         """A request that arrives now, through the core's door. The answer fills as steps return."""
         index = len(self.answers)
-        submit = Submit(index, 1, sampling, num_sequences=n, arrival_s=self.now, cache_salt=salt)
+        constraint = None if grammar is None else Grammar(kind="", source="")
+        submit = Submit(index, 1, sampling, num_sequences=n, arrival_s=self.now, cache_salt=salt, grammar=constraint)
         admitted = admit(
             submit,
             np.array(prompt, np.int32).tobytes(),
@@ -128,6 +138,7 @@ class EngineDriver:
             default_seed=self.seed,
         )
         assert isinstance(admitted, Request), admitted
+        admitted.compiled = grammar
         self.answers.append(Answer(list(prompt), [Choice() for _ in range(n)]))
         self.engine.submit(admitted)
         return self.answers[-1]
@@ -184,10 +195,19 @@ class EngineDriver:
         if len(plan.counts):
             self.largest_chunk = max(self.largest_chunk, int(plan.counts.max()))
         self.step_engine.forward(plan)
-        result = self.step_engine.sample(None).result()
+        result = self.step_engine.sample(self._masks()).result()
         result = StepResult.unpack(bytes(result.SCHEMA.pack(result.values())))
         packed[:] = b"\xff" * len(packed)  # the ring's slot is written again
         return result
+
+    def _masks(self) -> TokenMasks | None:
+        """Those of the oldest step in flight, which follow from what is committed."""
+        work = self.engine.masks_due()
+        if work is None:
+            return None
+        masks, failed = work.run()
+        assert not failed, failed
+        return TokenMasks.unpack(bytes(masks.SCHEMA.pack(masks.values())))
 
     def _take(self, columns: OutputColumns) -> None:
         reader = _Reader(columns)

@@ -202,21 +202,24 @@ def wide_rows(device: str, profile: DeviceProfile) -> str:
 
 def linears(device: str, profile: DeviceProfile) -> str:
     """Shared inputs whose last share is cut or empty, twice, since counters must be as they were; three and four
-    tokens of a small weight; more outputs than scratch memory has sums for.
+    tokens of a small weight; more outputs than scratch memory has sums for; more than 16 tokens, some tiles early.
     """
     generator = torch.Generator().manual_seed(6)
-    kernel = loaded("triton_linear", profile, device, replace(PROBLEM, dtype="bfloat16", kv_dtype="bfloat16"))
-    for num_outputs, num_inputs in ((40, 1024), (33, 1280), (16, 1400), (48, 2100), (7, 4096), (16, 77)):
-        weight = (torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5).bfloat16()
-        bias = torch.randn(num_outputs, generator=generator).bfloat16()
-        for num_tokens in (1, 3, 4, 5, 5, 16, 17):
-            x = torch.randn(num_tokens, num_inputs, generator=generator).bfloat16()
-            packed = kernel.pack(weight.to(device), bias.to(device))
-            out = torch.full((num_tokens, num_outputs), float("nan"), device=device)
-            kernel(out, x.to(device), packed)
-            worst = float((out.cpu() - (x.double() @ weight.double().T + bias.double())).abs().max())
-            if not worst < (1e-5 if num_tokens <= 16 else 4e-2):
-                return f"{num_tokens} tokens, {num_outputs} x {num_inputs}: off by {worst}"
+    wide = {"linear": {"small_dot_tokens": 32}, "linear_dot_small": {"early": 2, "tile": 128, "pdl": 1}}
+    for best, most_tokens in (({}, 16), (wide, 32)):
+        local = replace(profile, capability=replace(profile.capability, best=best))
+        kernel = loaded("triton_linear", local, device, replace(PROBLEM, dtype="bfloat16", kv_dtype="bfloat16"))
+        for num_outputs, num_inputs in ((40, 1024), (33, 1280), (16, 1400), (48, 2100), (7, 4096), (16, 77)):
+            weight = (torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5).bfloat16()
+            bias = torch.randn(num_outputs, generator=generator).bfloat16()
+            for num_tokens in (1, 3, 4, 5, 5, 16, 17) if not best else (5, 17, 32, 32, 33):
+                x = torch.randn(num_tokens, num_inputs, generator=generator).bfloat16()
+                packed = kernel.pack(weight.to(device), bias.to(device))
+                out = torch.full((num_tokens, num_outputs), float("nan"), device=device)
+                kernel(out, x.to(device), packed)
+                worst = float((out.cpu() - (x.double() @ weight.double().T + bias.double())).abs().max())
+                if not worst < (1e-5 if num_tokens <= most_tokens else 4e-2):
+                    return f"{num_tokens} tokens, {num_outputs} x {num_inputs}, {best}: off by {worst}"
     return ""
 
 

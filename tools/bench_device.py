@@ -5,9 +5,10 @@
     python tools/bench_device.py render RECORD PAGE
 
 offline: throughput, time to first token and between tokens through the offline API. http-m1, http-m2: `serve` under 1
-to 512 streaming clients. startup: process start to first token, with cold and warm caches. Each takes less than nine
-minutes (--limit), starts included; what no time is left for is left out and said so. M1 has the shape of Qwen3-0.6B,
-M2 that of Llama-3.1-8B; both are written to --models (configuration and synthetic tokenizer), with dummy weights.
+to 512 streaming clients. startup: process start to first token, with cold and warm caches. profile: where a step's time
+goes, on host and device, and what kernels reach of the device's own measured rates. Each takes less than nine minutes
+(--limit), starts included; what no time is left for is left out and said so. M1 has the shape of Qwen3-0.6B, M2 that of
+Llama-3.1-8B; both are written to --models (configuration and synthetic tokenizer), with dummy weights.
 
 With `trimaran` importable, nothing has to be installed. --peer names the folder that holds the package vllm
 (`pip install --target`). OUT receives one log for each engine; the figures go into --record, or OUT/figures.json, where
@@ -30,7 +31,17 @@ from pathlib import Path
 from typing import Any
 
 from trimaran import __version__
-from trimaran.tools.device_bench import engines, machine, offline, page, record, requirements, serving, startup
+from trimaran.tools.device_bench import (
+    engines,
+    machine,
+    offline,
+    page,
+    profiling,
+    record,
+    requirements,
+    serving,
+    startup,
+)
 from trimaran.tools.device_bench.bench import Bench
 
 GROUPS: Mapping[str, Callable[[Bench], None]] = {
@@ -38,6 +49,7 @@ GROUPS: Mapping[str, Callable[[Bench], None]] = {
     "http-m1": partial(serving.run, shape="m1"),
     "http-m2": partial(serving.run, shape="m2"),
     "startup": startup.run,
+    "profile": profiling.run,
 }
 _LIMIT_S = 530.0
 

@@ -18,6 +18,8 @@ from .penalty_table import PenaltyTable
 from .row_table import RowTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_ROWS_UNPACKED = 16  # rows whose masks are taken apart at a time
+_BITS = (1 << np.arange(8)).astype(np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +169,20 @@ class Sampler:
                 logits_SV[place, self._link.send(table.banned[row].astype(np.int64))] = float("-inf")
 
     def _mask(self, logits_SV: torch.Tensor, rows: Array, masks: TokenMasks) -> None:
-        words = masks.words.reshape(len(masks.rows), -1)
-        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").astype(bool)
+        """Packed masks go to the device, which takes them apart some rows at a time: unpacked they are large."""
+        words = np.require(masks.words, requirements="W")  # those that came over the socket are not torch's to hold
+        words_MB = self._link.send(words.reshape(len(masks.rows), -1).view(np.uint8))
         place_of = {row: place for place, row in enumerate(rows.tolist())}
-        width = min(bits.shape[1], logits_SV.shape[1])
-        for row, allowed in zip(masks.rows.tolist(), bits, strict=True):
-            logits = logits_SV[place_of[row]]
-            logits[:width].masked_fill_(self._link.send(~allowed[:width]), float("-inf"))
-            logits[width:] = float("-inf")
+        places_M = self._link.send(np.array([place_of[row] for row in masks.rows.tolist()], np.int64))
+        bits_8 = self._link.send(_BITS)
+        width = min(8 * words_MB.shape[1], logits_SV.shape[1])
+        for begin in range(0, len(masks.rows), _ROWS_UNPACKED):
+            part = slice(begin, begin + _ROWS_UNPACKED)
+            refused_PV = (words_MB[part, :, None] & bits_8 == 0).flatten(1)[:, :width]
+            logits_PV = logits_SV[places_M[part]]
+            logits_PV[:, :width].masked_fill_(refused_PV, float("-inf"))
+            logits_PV[:, width:] = float("-inf")
+            logits_SV.index_copy_(0, places_M[part], logits_PV)
 
     def _draw(self, tokens: torch.Tensor, logits_SV: torch.Tensor, draws: tuple[torch.Tensor, ...]) -> None:
         if self._draws_on_device:

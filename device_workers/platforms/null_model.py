@@ -166,7 +166,7 @@ class NullModel:
         tokens = self._next(rows, lengths) if len(rows) else np.empty(0, np.int64)
         tokens = self._without_banned(tokens, rows, lengths)
         if masks is not None and len(masks.rows):
-            tokens = _with_masks(tokens, rows, masks)
+            tokens = _with_masks(tokens, rows, masks, self._vocab_size)
         self._last_tokens[rows] = tokens
         ids = tokens.astype(np.int32)
         return StepResult(
@@ -250,11 +250,11 @@ class NullModel:
         return top_ids.astype(np.int32), (-0.125 - places).astype(np.float32)
 
 
-def _with_masks(tokens: Array, rows: Array, masks: TokenMasks) -> Array:
+def _with_masks(tokens: Array, rows: Array, masks: TokenMasks, vocab_size: int) -> Array:
     """The next allowed id at or after each masked row's token, going round."""
     place_of = {row: place for place, row in enumerate(rows.tolist())}
     words = masks.words.reshape(len(masks.rows), -1)
-    allowed_bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    allowed_bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :vocab_size]
     for row, bits in zip(masks.rows.tolist(), allowed_bits, strict=True):
         allowed = np.nonzero(bits)[0]
         if len(allowed):

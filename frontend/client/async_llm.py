@@ -15,6 +15,7 @@ from ...ipc.control import CoreLost, CoreStarted, ModelKnown, PhaseNotice, ToChi
 from ...ipc.frontend_messages import RejectKind
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
+from .constraints import constraint_of
 from .engine_client import EngineClient
 from .engine_host import EngineHost, OpenHost, supervised
 from .generation import Generation, GenerationListener, GenerationRequest, SequenceOutput
@@ -182,6 +183,7 @@ class AsyncLLM:
             incarnation=1,
             default_max_tokens=self._rules.default_max_tokens,
         )
+        self._client.know_vocabulary(self._model)
         self._group.create_task(self._client.run(), name="engine client")
         await asyncio.sleep(0)  # the client opens its channel
         self._client.core_started(incarnation)
@@ -254,12 +256,15 @@ class AsyncLLM:
         checked = _given(params).checked()
         check_limits(checked, self._rules.limits)
         check_prompt_logprobs(checked, len(ids), self._rules.limits)
+        constraint = constraint_of(checked.structured_outputs, self._rules.limits)
         request = GenerationRequest(
             prompt_token_ids=ids,
             params=checked,
             priority=priority,
             cache_salt=cache_salt,
             is_continuation=is_continuation,
+            grammar=None if constraint is None else constraint.grammar,
+            grammar_field="" if constraint is None else constraint.field,
         )
         return self._ready_client().submit(request, self._text(), listener)
 

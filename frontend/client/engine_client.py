@@ -33,10 +33,12 @@ from ...ipc.frontend_messages import (
     OutputColumns,
     Outputs,
     Rejected,
+    RejectKind,
     Report,
     ResetPrefixCache,
     Submit,
     ToFrontend,
+    Vocabulary,
 )
 from ...ipc.metrics import MetricFamily
 from ...ipc.server_info import EngineLimits, ServerInfo
@@ -79,6 +81,8 @@ class EngineClient(Actor):
         self._state: EngineState | None = None
         self._state_s = 0.0
         self._lost_incarnation = -1
+        self._vocabulary: tuple[Vocabulary, bytes, bytes] | None = None
+        self._vocabulary_told_to = -1  # incarnation
         self._phase: PhaseNotice | None = None
         self._phase_s = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -138,6 +142,23 @@ class EngineClient(Actor):
             ready=False, reason=reason, phase=notice.phase, elapsed_s=elapsed_s, retry_after_s=retry_after_s
         )
 
+    def know_vocabulary(self, model: ModelText) -> None:
+        """The bytes of its tokens, for the core's grammars; told to each core once, ahead of any request."""
+        table, tokenizer = model.tokenizer.bytes.table, model.tokenizer
+        end_ids = tuple(id for id in model.end_token_ids if 0 <= id < len(table))
+        if end_ids:  # else nothing could end an answer where its grammar does
+            message = Vocabulary(tuple(sorted(tokenizer.control_ids)), end_ids)
+            lengths = np.array([len(token) for token in table], np.int32)
+            self._vocabulary = (message, b"".join(table), lengths.tobytes())
+        self._tell_vocabulary()
+
+    def _tell_vocabulary(self) -> None:
+        if self._state is not None and self._vocabulary is not None:
+            incarnation = self._state.incarnation
+            if incarnation > max(self._vocabulary_told_to, self._lost_incarnation):
+                self._vocabulary_told_to = incarnation
+                self._send(*self._vocabulary)
+
     # The supervisor's word, by the control link.
 
     def phase_noticed(self, notice: PhaseNotice) -> None:
@@ -186,6 +207,12 @@ class EngineClient(Actor):
             default_max_tokens=self._default_max_tokens,
         )
         check_prompt(request.prompt_token_ids, request.params, room, param)
+        if request.grammar is not None and self._vocabulary is None:
+            raise RequestRefused(
+                f"{request.grammar_field}: this model's files name no end token, so a constrained answer could not "
+                "end; add eos_token_id to generation_config.json",
+                param=request.grammar_field,
+            )
         sampling = settle(request.params, model.defaults, model.end_token_ids, room)
         generation = Generation(next(self._request_ids), request, model, self._finish_sequence, listener)
         generation.core_incarnation = state.incarnation
@@ -306,6 +333,7 @@ class EngineClient(Actor):
             known = self._state.limits
             state = EngineState(**{name: getattr(state, name) for name in state.__struct_fields__} | {"limits": known})
         self._state, self._state_s = state, time.monotonic()
+        self._tell_vocabulary()
         if state.ready:
             self._phase = None
             self._was_ready.set()
@@ -313,10 +341,17 @@ class EngineClient(Actor):
     def _receive_rejection(self, message: Rejected) -> None:
         generation = self._live.pop(message.request_id, None)
         if generation is not None:
-            generation.fail(RequestRefused(message.text, kind=message.kind, retry_after_s=message.retry_after_s))
+            generation.fail(_refusal(message, generation.request))
 
     def _receive_failure(self, message: Failed) -> None:
         for request_id in message.request_ids:
             generation = self._live.pop(request_id, None)
             if generation is not None:
                 generation.fail(RequestFailed(message.kind, message.text))
+
+
+def _refusal(message: Rejected, request: GenerationRequest) -> RequestRefused:
+    if message.kind is not RejectKind.GRAMMAR:
+        return RequestRefused(message.text, kind=message.kind, retry_after_s=message.retry_after_s)
+    field = request.grammar_field
+    return RequestRefused(f"{field}: the constraint cannot be honoured: {message.text}", param=field, kind=message.kind)

@@ -32,7 +32,9 @@ class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
-    """One prompt with its sampling. `is_continuation`: the output continues the prompt's text, as in completions."""
+    """One prompt with its sampling. `is_continuation`: the output continues the prompt's text, as in completions.
+    `grammar_field` is the field by which the client asked for the grammar, to be named where it cannot be honoured.
+    """
 
     prompt_token_ids: list[int]
     params: SamplingParams
@@ -40,6 +42,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     is_continuation: bool = False
     grammar: Grammar | None = None
+    grammar_field: str = ""
 
 
 class SequenceListener(Protocol):

@@ -12,6 +12,7 @@ from ...ipc.configuration import RequestLimits
 from ...ipc.frontend_messages import RejectKind
 from ...ipc.sampling import Sampling
 from ..text.model_text import SamplingDefaults
+from .constraints import StructuredOutputs
 from .refusals import RequestRefused
 
 _PATH = re.compile(r"`\$\.?([^`]+)`")
@@ -38,6 +39,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
 
     `logprobs` and `prompt_logprobs` are the number of alternatives per token; 0 gives only the token's own.
     `max_tokens` None means: as many as fit. `detokenize` False makes token ids only: the text stays empty.
+    `structured_outputs` constrains the answer.
     """
 
     n: Annotated[int, Meta(ge=1, le=INT32_MAX)] = 1
@@ -60,6 +62,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from .schema.errors import ErrorBody, ErrorResponse
 
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
@@ -23,6 +24,7 @@ _REJECTED = {
     RejectKind.TOO_LONG: (400, "context_length_exceeded"),
     RejectKind.QUEUE_FULL: (429, "queue_full"),
     RejectKind.UNAVAILABLE: (503, "unavailable"),
+    RejectKind.GRAMMAR: (400, "invalid_constraint"),
 }
 _RETRYABLE = (FailKind.WORKER_LOST, FailKind.CORE_LOST, FailKind.SHUTDOWN)
 

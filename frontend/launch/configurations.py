@@ -14,6 +14,7 @@ from ...ipc.configuration import (
     WorkerConfiguration,
 )
 from ...ipc.facts import AttentionStrategy, Phase, QueueOrdering
+from .keys import Keys
 from .options import AUTO, Auto, Options
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -28,6 +29,7 @@ class Birth(Struct, frozen=True, kw_only=True):
     num_frontends: int
     served_model_name: str
     port: int
+    keys: Keys = Keys()
     explain: bool = False
 
 
@@ -38,6 +40,7 @@ def request_rules(options: Options) -> RequestRules:
             max_logprobs=options.max_logprobs,
             max_stop_strings=options.max_stop,
             max_prompts=options.max_prompts,
+            max_grammar_bytes=options.max_grammar_bytes,
             max_body_bytes=options.max_body_bytes,
             max_header_bytes=options.max_header_bytes,
         ),
@@ -58,7 +61,13 @@ def frontend_configuration(options: Options, birth: Birth, *, index: int, incarn
         host=options.host,
         port=birth.port,
         served_model_name=birth.served_model_name,
-        api_keys=options.api_key,
+        api_keys=birth.keys.clients,
+        admin_keys=birth.keys.admins,
+        requests_per_minute=_settled(options.max_requests_per_minute),
+        rate_file=str(birth.run_directory / "rates"),
+        cors_origins=options.cors_origin,
+        tls_certificate=None if options.tls_certificate is None else str(options.tls_certificate),
+        tls_key=None if options.tls_key is None else str(options.tls_key),
         limits=rules.limits,
         chat_template=rules.chat_template,
         default_max_tokens=rules.default_max_tokens,
@@ -98,6 +107,8 @@ def core_configuration(
         max_queued_tokens=_settled(options.max_queued_tokens),
         stall_limit_s=options.stall_limit,
         seed=options.seed,
+        num_cached_grammars=options.grammar_cache,
+        grammar_limit_s=options.grammar_timeout,
         memory_growth_limit_bytes=_settled(options.memory_growth_limit),
         drain_timeout_s=options.drain_timeout,
         phases=phases,

@@ -8,7 +8,7 @@ from ...ipc.ring import create_doorbell, create_ring
 # Memory is only taken where it is written. At most two steps are in flight, each with a plan and perhaps its masks;
 # what does not fit a slot travels as a ZeroMQ frame.
 _NUM_SLOTS = 8
-_PLAN_BYTES = 1 << 20
+_PLAN_BYTES = 8 << 20  # the masks of 256 sequences over a vocabulary of 250,000
 _RESULT_BYTES = 512 << 10
 
 

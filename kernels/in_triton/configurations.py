@@ -9,13 +9,15 @@ rows (tokens x heads of a group) of one tile; `*_stages`: loads in flight; `leas
 takes.
 
 Of `linear`: a program owns whole rows of a weight for up to `gemv_tokens` tokens (`small_tokens` where the weight has
-no more than `small_size` numbers), and matrix units take up to 16 where it has no more than `dot_size`, or is a head of
-at least `head_outputs` rows; `programs` is how many of them a multiprocessor should get before inputs are shared out;
-`tile` counts the inputs (of 16 bits) that a program takes at once.
+no more than `small_size` numbers), and matrix units take up to `dot_tokens` (at most 32) where it has no more than
+`dot_size`, or is a head of at least `head_outputs` rows; `small_dot_tokens` where it has no more than `small_dot_size`;
+`programs` is how many of them a multiprocessor should get before inputs are shared out; `tile` counts the inputs (of 16
+bits) that a program takes at once, and `early` the tiles it asks for before it waits for the kernel ahead.
 
 Of the fused linears: `rows` of the weight that a program owns, and its `num_warps`, 0 for what `rows_and_warps` says of
-the weight's size; `block_k` inputs of a tile at most; `pdl` 1: programs start before the kernel ahead of them has
-ended, where the device can do that.
+the weight's size; `block_k` inputs of a tile at most.
+
+`pdl` 1: programs start before the kernel ahead of them has ended, where the device can do that.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from ...ipc.facts import DeviceCapability
 
 Configuration = Mapping[str, int]
 
+_IN_ORDER = {"early": 0, "pdl": 0}
 _DEFAULTS: dict[str, Configuration] = {
     "embed": {"block": 1024, "num_warps": 4},
     "rms_norm": {"block": 16384, "num_warps": 8, "pdl": 0},
@@ -57,16 +60,19 @@ _DEFAULTS: dict[str, Configuration] = {
         "gemv_tokens": 2,
         "small_tokens": 4,
         "small_size": 1 << 22,
+        "dot_tokens": 16,
         "dot_size": 1 << 26,
+        "small_dot_tokens": 16,
+        "small_dot_size": 1 << 23,
         "head_outputs": 1 << 16,
         "programs": 2,
     },
     "linear_gemv": {"rows": 2, "tile": 2048, "num_warps": 4},
     "linear_gemv_head": {"rows": 4, "tile": 1024, "num_warps": 8},
-    "linear_dot_small": {"rows": 16, "tile": 256, "num_warps": 2, "num_stages": 4},
-    "linear_dot_middle": {"rows": 32, "tile": 128, "num_warps": 4, "num_stages": 5},
-    "linear_dot_large": {"rows": 64, "tile": 128, "num_warps": 4, "num_stages": 5},
-    "linear_dot_huge": {"rows": 128, "tile": 128, "num_warps": 4, "num_stages": 4},
+    "linear_dot_small": {"rows": 16, "tile": 256, "num_warps": 2, "num_stages": 4, **_IN_ORDER},
+    "linear_dot_middle": {"rows": 32, "tile": 128, "num_warps": 4, "num_stages": 5, **_IN_ORDER},
+    "linear_dot_large": {"rows": 64, "tile": 128, "num_warps": 4, "num_stages": 5, **_IN_ORDER},
+    "linear_dot_huge": {"rows": 128, "tile": 128, "num_warps": 4, "num_stages": 4, **_IN_ORDER},
     "greedy_sample": {"block": 2048, "num_warps": 4},
     "sample": {"block": 4096, "weighed": 512, "num_warps": 16, "draw_block": 512, "draw_warps": 4},
     "apply_penalties": {"block": 1024, "num_warps": 4},
@@ -86,6 +92,8 @@ _DEFAULTS: dict[str, Configuration] = {
         "pdl": 0,
     },
 }
+
+KERNELS = tuple(_DEFAULTS)
 
 _RDNA_TILES = {"tile_rows": 32, "tile_keys": 32, "tile_warps": 8, "tile_stages": 1}
 _HOPPER_DECODES = {"decode_keys": 32, "decode_warps": 2, "decode_stages": 3}
@@ -151,6 +159,10 @@ def _check(name: str, field: str, value: int, default: Configuration) -> None:
         if value not in (0, 1):
             raise ValueError(f"capability.best.{name}.pdl is {value}: give 0 or 1")
         return
+    if field == "early":
+        if not 0 <= value <= 8:
+            raise ValueError(f"capability.best.{name}.early is {value}: give 0 to 8 tiles")
+        return
     is_count = field.endswith(("_stages", "_tokens")) or field in ("max_splits", "programs")
     if value < 1 or (not is_count and value & (value - 1)):
         wanted = "a positive number" if is_count else "a power of two"
@@ -189,7 +201,8 @@ def dot_of_weight(
     large one, whose widest weights gain nothing.
     """
     limits, size = blocks["linear"], num_outputs * num_inputs
-    if num_tokens > 16 or (size > limits["dot_size"] and num_outputs < limits["head_outputs"]):
+    most_tokens = limits["small_dot_tokens" if size <= limits["small_dot_size"] else "dot_tokens"]
+    if num_tokens > min(32, most_tokens) or (size > limits["dot_size"] and num_outputs < limits["head_outputs"]):
         return None
     name = next((name for limit, name in _DOT_SIZES if size < limit), "huge")
     return blocks[f"linear_dot_{name}"]

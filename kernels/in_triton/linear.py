@@ -2,8 +2,8 @@
 
 Three ways, by M and the size of the weight: a program owns whole rows of the weight and multiplies without matrix
 units (`gemv`, one or two tokens: all that counts is reading the weight once); matrix units with the weight as the left
-factor and the tokens padded to 16 (`dot`, up to 16 tokens), where several programs may share the inputs of a row; the
-vendor's library for the rest. Which and in what blocks: `configurations`.
+factor and the tokens padded to 16 or 32 (`dot`), where several programs may share the inputs of a row; the vendor's
+library for the rest. Which and in what blocks: `configurations`.
 
 Calls follow one another on one stream: those that share the inputs of rows also share scratch memory and counters.
 """
@@ -16,14 +16,18 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...ipc.facts import DeviceCapability
+from ..compilations import is_rehearsing
 from ..implementation import PlainWeight
-from .configurations import Configuration, dot_of_weight, gemv_of_weight, linear_blocks
+from .configurations import Configuration, dot_of_weight, early_start, gemv_of_weight, linear_blocks
 from .launching import TritonKernel, next_power_of_two
 
 _PARTIAL_SUMS = 1 << 18
 _COUNTERS = 4096
+_MOST_TOKENS = 32
+"""Of products that are not the library's."""
 
 
 @triton.jit
@@ -99,45 +103,62 @@ def _store_dots(out, dots, bias, rows, tokens, num_tokens, num_outputs, HAS_BIAS
     tl.store(out + places, dots.to(out.dtype.element_ty), mask=is_inside)
 
 
+@triton.jit
+def _inputs_of_tokens(x, ks, tokens, num_tokens, K: tl.constexpr, MASKED: tl.constexpr):
+    is_there = (tokens < num_tokens)[None, :]
+    if MASKED:
+        is_there = is_there & (ks < K)[:, None]
+    return tl.load(x + tokens[None, :] * K + ks[:, None], mask=is_there, other=0.0)
+
+
 @triton.jit(do_not_specialize=["num_tokens", "num_outputs"])
 def dot_kernel(
     out, x, weight, bias, partial_sums, num_arrived, num_tokens, num_outputs,
-    K: tl.constexpr, SHARE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    WHOLE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    K: tl.constexpr, TOKENS: tl.constexpr, SHARE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, WHOLE: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N / ROWS, SPLITS): SHARE inputs each. The last program to arrive adds up what all of a block's left, in
-    their order, and leaves the counter as it was.
+    """Grid (N / ROWS, SPLITS): SHARE inputs each, the tokens padded to TOKENS. The last program to arrive adds up what
+    all of a block's left, in their order, and leaves the counter as it was. The first EARLY tiles of the weight, which
+    no kernel writes, are asked for before the kernel waits for the one ahead of it.
     """
     block = tl.program_id(0)
     split = tl.program_id(1)
+    if PDL:
+        gdc_launch_dependents()
     own = tl.arange(0, ROWS)
     rows = block * ROWS + own
-    tokens = tl.arange(0, 16)
+    tokens = tl.arange(0, TOKENS)
     weight += (block * ROWS).to(tl.int64) * K
     begin = split * SHARE
-    dots = tl.zeros([ROWS, 16], tl.float32)
-    for start in range(0, SHARE, TILE):
-        ks = begin + start + tl.arange(0, TILE)
-        is_input = ks < K
-        is_inside = (rows < num_outputs)[:, None] & is_input[None, :]
+    early = ()
+    for tile in tl.static_range(EARLY):
+        ks = begin + tile * TILE + tl.arange(0, TILE)
+        is_inside = (rows < num_outputs)[:, None] & (ks < K)[None, :]
         part = _tile(weight, own[:, None] * K + ks[None, :], is_inside, not WHOLE)
-        is_token = (tokens < num_tokens)[None, :]
-        if not WHOLE:
-            is_token = is_token & is_input[:, None]
-        values = tl.load(x + tokens[None, :] * K + ks[:, None], mask=is_token, other=0.0)
-        dots = tl.dot(part, values, dots)
+        early = early + (part,)  # type: ignore[assignment]  # noqa: RUF005 - compiled code knows addition alone
+    if PDL:
+        gdc_wait()
+    dots = tl.zeros([ROWS, TOKENS], tl.float32)
+    for tile in tl.static_range(EARLY):
+        ks = begin + tile * TILE + tl.arange(0, TILE)
+        dots = tl.dot(early[tile], _inputs_of_tokens(x, ks, tokens, num_tokens, K, not WHOLE), dots)
+    for start in range(EARLY * TILE, SHARE, TILE):
+        ks = begin + start + tl.arange(0, TILE)
+        is_inside = (rows < num_outputs)[:, None] & (ks < K)[None, :]
+        part = _tile(weight, own[:, None] * K + ks[None, :], is_inside, not WHOLE)
+        dots = tl.dot(part, _inputs_of_tokens(x, ks, tokens, num_tokens, K, not WHOLE), dots)
     if SPLITS == 1:
         _store_dots(out, dots, bias, rows, tokens, num_tokens, num_outputs, HAS_BIAS)
     else:
-        places = own[:, None] * 16 + tokens[None, :]
-        shares = partial_sums + block * SPLITS * ROWS * 16
-        tl.store(shares + split * ROWS * 16 + places, dots)
+        places = own[:, None] * TOKENS + tokens[None, :]
+        shares = partial_sums + block * SPLITS * ROWS * TOKENS
+        tl.store(shares + split * ROWS * TOKENS + places, dots)
         tl.debug_barrier()
         arrived = tl.atomic_add(num_arrived + block, 1, sem="acq_rel")
         if arrived == SPLITS - 1:
-            dots = tl.zeros([ROWS, 16], tl.float32)
+            dots = tl.zeros([ROWS, TOKENS], tl.float32)
             for other in tl.static_range(SPLITS):
-                dots += tl.load(shares + other * ROWS * 16 + places, cache_modifier=".cg")
+                dots += tl.load(shares + other * ROWS * TOKENS + places, cache_modifier=".cg")
             _store_dots(out, dots, bias, rows, tokens, num_tokens, num_outputs, HAS_BIAS)
             tl.store(num_arrived + block, 0)
 
@@ -172,6 +193,7 @@ class TritonLinear(TritonKernel):
 
     def __init__(self, capability: DeviceCapability, device: str) -> None:
         self._blocks = linear_blocks(capability)
+        self._architecture = capability.architecture
         self._num_programs = self._blocks["linear"]["programs"] * (capability.num_multiprocessors or 128)
         self._widens = _widens(device)
         self._partial_sums = torch.empty(_PARTIAL_SUMS, dtype=torch.float32, device=device)
@@ -186,7 +208,7 @@ class TritonLinear(TritonKernel):
         out, x, packed = arguments
         weight, bias = packed
         num_tokens = x.shape[0]
-        if 0 < num_tokens <= 16 and x.is_contiguous() and out.is_contiguous() and weight.is_contiguous():
+        if 0 < num_tokens <= _MOST_TOKENS and x.is_contiguous() and out.is_contiguous() and weight.is_contiguous():
             way = self._way(num_tokens, *weight.shape, weight.dtype, x.dtype, bias is not None)
             tensors = (out, x, weight, weight if bias is None else bias)
             if isinstance(way, _Gemv):
@@ -200,6 +222,8 @@ class TritonLinear(TritonKernel):
         self._multiply(out, x, weight, bias)
 
     def _multiply(self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        if is_rehearsing():  # nothing of this is compiled
+            return
         if out.dtype == x.dtype:
             if bias is None:
                 torch.mm(x, weight.t(), out=out)
@@ -225,7 +249,9 @@ class TritonLinear(TritonKernel):
         dot = dot_of_weight(self._blocks, num_tokens, num_outputs, num_inputs)
         if dot is None or dtype == torch.float32:  # whose products no matrix unit makes in one pass
             return None
-        return _dot(dot, self._num_programs, num_outputs, num_inputs, has_bias)
+        num_padded = 16 if num_tokens <= 16 else 32
+        way = _dot(dot, self._num_programs, num_padded, num_outputs, num_inputs, has_bias)
+        return way._replace(constants={**way.constants, **early_start(self._architecture, dot)})
 
 
 def _tile_of(num_inputs: int, most: int) -> int:
@@ -249,20 +275,24 @@ def _gemv(
     return _Gemv(-(-num_outputs // blocks["rows"]), constants)
 
 
-def _dot(blocks: Configuration, num_programs: int, num_outputs: int, num_inputs: int, has_bias: bool) -> _Dot:
+def _dot(
+    blocks: Configuration, num_programs: int, num_padded: int, num_outputs: int, num_inputs: int, has_bias: bool
+) -> _Dot:
     rows, tile = blocks["rows"], max(16, _tile_of(num_inputs, blocks["tile"]))
     num_blocks, num_tiles = -(-num_outputs // rows), -(-num_inputs // tile)
-    num_splits = min(num_programs // num_blocks, num_tiles, _PARTIAL_SUMS // (num_blocks * rows * 16))
+    num_splits = min(num_programs // num_blocks, num_tiles, _PARTIAL_SUMS // (num_blocks * rows * num_padded))
     num_splits = 1 << max(0, num_splits.bit_length() - 1) if num_blocks <= _COUNTERS else 1
-    share = -(-num_tiles // num_splits) * tile
+    tiles_of_share = -(-num_tiles // num_splits)
     constants = {
         "K": num_inputs,
-        "SHARE": share,
+        "TOKENS": num_padded,
+        "SHARE": tiles_of_share * tile,
         "SPLITS": num_splits,
         "ROWS": rows,
         "TILE": tile,
-        "WHOLE": num_outputs % rows == 0 and share * num_splits == num_inputs,
+        "WHOLE": num_outputs % rows == 0 and tiles_of_share * tile * num_splits == num_inputs,
         "HAS_BIAS": has_bias,
+        "EARLY": min(blocks["early"], tiles_of_share),
         "num_warps": blocks["num_warps"],
         "num_stages": blocks["num_stages"],
     }

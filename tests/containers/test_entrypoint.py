@@ -102,7 +102,7 @@ def test_the_real_commands_outside_a_container(tmp_path: Path) -> None:
         said = []
         for line in started.stderr:
             said.append(line)
-            if line.startswith("Ready after"):
+            if all(any(word in line for line in said) for word in ("Ready after", "Listening on")):  # in either order
                 break
         text = "".join(said)
         assert "verdict" in text and text.index("this machine can serve") < text.index("Listening on")

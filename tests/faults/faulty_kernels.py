@@ -59,6 +59,8 @@ def offer(kernel: str, fault: str, trigger: str, *, recorded: bool) -> tuple[Dec
             after = _under_load(kernel, Path(trigger))
         elif fault == "breaks the device":
             after = _break_device(Path(trigger))
+        elif fault == "exhausts the device":
+            after = _exhaust_device(Path(trigger))
         return FaultyKernel(chosen.load(profile, problem, services), before, after, capturable=recorded)
 
     return (DeclaredImplementation(name=f"bad_{kernel}", kernel=kernel, loader=load),)
@@ -120,6 +122,19 @@ def _break_device(trigger: Path) -> Act:
 
             far = torch.full((1,), 1 << 40, device=arguments[0].device)
             torch.zeros(4, device=arguments[0].device)[far]  # the device notices, some time later
+
+    return act
+
+
+def _exhaust_device(trigger: Path) -> Act:
+    """Once: it asks for more memory than the device has."""
+
+    def act(arguments: tuple[Any, ...]) -> None:
+        if trigger.exists():
+            trigger.unlink()
+            import torch
+
+            torch.empty(1 << 45, dtype=torch.int8, device=arguments[0].device)
 
     return act
 

@@ -49,7 +49,7 @@ def assert_serves(server: Server) -> None:
 
 @pytest.mark.user_pain("C3")
 @pytest.mark.parametrize("phases", [PHASES[:2], PHASES[2:]], ids=["idle+prefill", "decode+20"])
-@pytest.mark.parametrize("victim", ["core", "worker", "rank 1"])
+@pytest.mark.parametrize("victim", ["core", "worker", pytest.param("rank 1", marks=pytest.mark.long)])
 def test_a_dead_part_of_the_engine(demo_folder: Path, victim: str, phases: tuple[str, ...]) -> None:
     role = "core" if victim == "core" else "worker"
     ranks = TWO_RANKS if victim == "rank 1" else ()
@@ -87,7 +87,7 @@ def test_death_while_loading(demo_folder: Path, role: str) -> None:
 
 
 @pytest.mark.parametrize("phases", [("idle", "prefill"), ("decode", "20 streams")], ids=["idle+prefill", "decode+20"])
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_dead_frontend(demo_folder: Path, count: int, phases: tuple[str, ...]) -> None:
     """Its connections close; the engine forgets its requests; other frontends' streams go on."""
     with nothing_left(Server(demo_folder, "--frontends", str(count), script=SCRIPT)) as server:
@@ -195,6 +195,7 @@ def test_deaths_at_random(demo_folder: Path, seed: int) -> None:
         assert_serves(server)
 
 
+@pytest.mark.long
 @pytest.mark.user_pain("C4")
 @pytest.mark.model
 def test_death_in_the_middle_of_real_work(demo_folder: Path) -> None:

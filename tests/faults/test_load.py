@@ -294,6 +294,7 @@ def test_m10_the_first_request_is_as_fast_as_the_next(demo_folder: Path) -> None
         assert server.metrics()["kernels_compiled_after_ready_total"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.user_pain("M5")
 @pytest.mark.model
 def test_m5_the_largest_batch_of_the_longest_prompts(demo_folder: Path) -> None:

@@ -64,6 +64,7 @@ def test_no_room_for_the_run_directory(demo_folder: Path, tmp_path: Path) -> Non
         assert "--run-dir" in server.lines[-1] and "Traceback" not in server.output
 
 
+@pytest.mark.long
 @pytest.mark.user_pain("M9")
 @pytest.mark.model
 def test_a_read_only_cache_costs_one_warning_each(demo_folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from api_breaks import API_BREAKS
 from broken import Break
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
+from grammar_breaks import GRAMMAR_BREAKS
 from hardware_breaks import HARDWARE_BREAKS
 from hardware_review_breaks import HARDWARE_REVIEW_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
@@ -88,6 +89,7 @@ BREAKS = (
     ),
     *HARDWARE_REVIEW_BREAKS,
     *FRONTEND_BREAKS,
+    *GRAMMAR_BREAKS,
     *API_BREAKS,
     *FAULT_BREAKS,
     *NUMERICS_BREAKS,

@@ -40,7 +40,9 @@ def run(model: Path, cache: Path) -> tuple[str, int, list[list[int]]]:
     return name, num_operations, tokens
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "mistral_window", "llama_biases"])
+@pytest.mark.parametrize(
+    "variant", ["qwen3", *(pytest.param(name, marks=pytest.mark.long) for name in ("mistral_window", "llama_biases"))]
+)
 def test_the_same_tokens_and_nothing_on_the_host(variant: str, tmp_path: Path) -> None:
     model = tmp_path / "model"
     save(variants()[variant], model)

@@ -7,7 +7,7 @@ of a launch's arguments says which code it would take. On a real device: tests/g
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from trimaran.device_workers.profiles.settling import declare_profile
 from trimaran.ipc.facts import Feature
 from trimaran.kernels.catalog import CATALOG
 from trimaran.kernels.compilations import is_rehearsing
-from trimaran.kernels.in_triton.launching import TritonKernel
+from trimaran.kernels.in_triton.launching import TritonKernel, code_of
 from trimaran.kernels.registry import Registry
 
 from ..mixed_work import work
@@ -50,10 +50,13 @@ class Launches:
     def __init__(self) -> None:
         self.rehearsed: set[tuple[str, str]] = set()
         self.served: set[tuple[str, str]] = set()
+        self._codes: dict[Hashable, tuple[str, str]] = {}
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         _, specialisation, options = binder(kernel)(*arguments, **constants)
         code = (kernel.__name__, f"{specialisation} {sorted(options.items())}")
+        alike = self._codes.setdefault(code_of(kernel, arguments, constants), code)
+        assert alike == code, "a rehearsal would not ask for the second of these"
         if is_rehearsing():
             self.rehearsed.add(code)
             return
@@ -113,6 +116,26 @@ def test_steps_launch_what_was_rehearsed(variant: str, records: bool, launches: 
     assert len(launches.served) > 20
     assert launches.served <= launches.rehearsed, "\n".join(map(str, sorted(launches.served - launches.rehearsed)))
     assert len(launches.rehearsed) < 200
+
+
+def test_launches_that_take_other_code_are_told_apart() -> None:
+    """By what Triton specialises on: addresses and numbers that 16 divides, the number 1, wide numbers, dtypes."""
+    from trimaran.kernels.in_triton.norms import rms_norm_kernel
+
+    row = torch.zeros(64)
+    tensors = (row, row[1:], row[4:], row.half(), row.half()[8:])
+    numbers = (1, 17, 16, 32, 3, 1 << 31, (1 << 31) + 16, 1 << 62)
+    constants = {"ADDS": False, "BLOCK": 16, "ONE_BLOCK": True, "PDL": False}
+    calls = [(x, row, row, row, 1e-6, number, 48, 48, 48) for x in tensors for number in numbers]
+    codes: dict[Hashable, set[str]] = {}
+    for arguments in calls:
+        _, specialisation, _ = binder(rms_norm_kernel)(*arguments, **constants)
+        codes.setdefault(code_of(rms_norm_kernel, arguments, constants), set()).add(str(specialisation))
+    assert all(len(found) == 1 for found in codes.values())
+    distinct = set().union(*codes.values())
+    assert len(codes) < len(calls) and len(distinct) > len(numbers)
+    other = {**constants, "PDL": True}
+    assert code_of(rms_norm_kernel, calls[0], other) != code_of(rms_norm_kernel, calls[0], constants)
 
 
 def test_a_rehearsal_leaves_the_engine_as_it_was(tmp_path: Path) -> None:

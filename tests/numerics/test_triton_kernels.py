@@ -45,7 +45,9 @@ def test_agrees_with_its_reference(name: str, interpreter: Interpreter) -> None:
 
 
 @pytest.mark.user_pain("D5")
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(
+    "head_dim", [size if size in (80, 128) else pytest.param(size, marks=pytest.mark.long) for size in HEAD_DIMS]
+)
 def test_head_sizes(head_dim: int, interpreter: Interpreter) -> None:
     for name in (*ATTENTIONS, "triton_rotary_and_kv_write"):
         dtype = "float32" if head_dim <= 128 or name != "triton_decode_attention" else "float16"  # heads of 512 bytes

@@ -53,6 +53,11 @@ def assert_lengths(answers: Iterable[Answer]) -> None:
 
 # greedy output
 
+WITHOUT_AND_WITH_CACHE = [
+    pytest.param(False, marks=pytest.mark.long, id="cache_off"),
+    pytest.param(True, id="cache_on"),
+]
+
 
 def test_alone(demo_engine: StepEngine, prompts: Prompts, judge: Judge) -> None:
     driver = EngineDriver(demo_engine, prefix_caching=False)
@@ -61,7 +66,7 @@ def test_alone(demo_engine: StepEngine, prompts: Prompts, judge: Judge) -> None:
     judge(answers)
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True], ids=["cache_off", "cache_on"])
+@pytest.mark.parametrize("prefix_caching", WITHOUT_AND_WITH_CACHE)
 def test_mixed_batch_arriving_at_random(
     demo_engine: StepEngine, prompts: Prompts, judge: Judge, prefix_caching: bool
 ) -> None:
@@ -103,7 +108,7 @@ def test_prompts_from_the_prefix_cache(demo_engine: StepEngine, prompts: Prompts
     judge(again)
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True], ids=["cache_off", "cache_on"])
+@pytest.mark.parametrize("prefix_caching", WITHOUT_AND_WITH_CACHE)
 def test_preemption(demo_engine: StepEngine, prompts: Prompts, judge: Judge, prefix_caching: bool) -> None:
     driver = EngineDriver(demo_engine, num_blocks=40, max_num_seqs=16, prefix_caching=prefix_caching, first_horizon=1)
     answers = driver.run_arriving([(prompt, greedy(NUM_TOKENS)) for prompt in prompts])

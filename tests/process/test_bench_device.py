@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trimaran.tools import bench_device
+from trimaran.tools import bench_device, tune_decodes
 from trimaran.tools.device_bench.http_client import Share, drive, figures
 from trimaran.tools.device_bench.model_shapes import QWEN3_600M, write_model
 
@@ -107,6 +107,56 @@ def test_what_takes_too_long_is_ended(model: Path, tmp_path: Path) -> None:
     done = quick(tmp_path / "out", model, "--platform", "null", "--limit", "0.2")
     assert done.returncode == 1
     assert "not ready after" in done.stdout
+
+
+@pytest.mark.long
+def test_steps_are_profiled(model: Path, tmp_path: Path) -> None:
+    """Without the device's side, which only a GPU has."""
+    done = bench("profile", str(tmp_path), "--quick", "--model", str(model), "--platform", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "figures.json").read_text())["profile"]["figures"]["trimaran"]
+    assert found["ceilings"]["copy_gb_s"] > 0 and found["ceilings"]["matrix_tflop_s"] > 0
+    assert set(found["core"]) == {"1", "64", "256"}
+    for shape in ("m1", "m2"):
+        decode = found[shape]["decodes"]["3 x 16"]
+        assert decode["step_ms"] > 0 and decode["build_ms"] > 0
+        assert found[shape]["prompts"]["8 behind 16"]["ms"] > 0
+    assert found["seen"]["1"]["itl_ms"] > 0
+    assert "| m1 3 x 16 |" in page_of(tmp_path)
+
+
+def page_of(out: Path) -> str:
+    rendered = bench("render", str(out / "figures.json"), str(out / "page.md"))
+    assert rendered.returncode == 0, rendered.stderr
+    return (out / "page.md").read_text()
+
+
+@pytest.mark.long
+def test_choices_are_timed_on_whole_steps_and_compared(model: Path, tmp_path: Path) -> None:
+    def tuned(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, tune_decodes.__file__, str(model), str(tmp_path), "--platform", "cpu", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+    done = tuned("--tokens", "1,3", "--length", "20", "--grid", "linear_dot_small.rows=16,32")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "tuned.json").read_text())
+    variants = {"as it is", "linear_dot_small.rows=16", "linear_dot_small.rows=32"}
+    assert {(each["variant"], each["tokens"]) for each in found} == {(name, n) for name in variants for n in (1, 3)}
+    assert all(each["ms"] > 0 and each["is_close"] for each in found)
+    wrong = tuned("--try", "linear_dot_small.row=16")
+    assert wrong.returncode == 1 and wrong.stderr.startswith("capability.best.linear_dot_small has no field row")
+
+
+def test_variants_of_choices() -> None:
+    grid = tune_decodes.variants_of(["a.x=1+b.y=2"], ["a.x=1,2", "b.y=3"])
+    assert grid == {
+        "as it is": {},
+        "a.x=1+b.y=2": {"a": {"x": 1}, "b": {"y": 2}},
+        "a.x=1+b.y=3": {"a": {"x": 1}, "b": {"y": 3}},
+        "a.x=2+b.y=3": {"a": {"x": 2}, "b": {"y": 3}},
+    }
+    with pytest.raises(SystemExit, match=r"write KERNEL\.FIELD=VALUE"):
+        tune_decodes.variants_of(["rows=3"], [])
 
 
 def test_a_server_that_is_gone_is_a_bad_answer_for_each_request() -> None:

@@ -85,6 +85,24 @@ async def test_masks_may_come_after_the_next_plan(tmp_path: Path) -> None:
         assert (await host.results_of_step())[0].token_ids.tolist() == expected_tokens([4, 5], 1, VOCABULARY)
 
 
+async def test_masks_on_their_way_to_a_step_that_failed_are_dropped(tmp_path: Path) -> None:
+    """Where no step waits for any, and where another does."""
+    async with null(tmp_path, "error_at=1,2") as host:
+        await host.start(SETTLED)
+        driver = StepDriver()
+        for _ in range(2):
+            host.send_plan(driver.plan([(Row(row=driver.step, tokens=[1, 2, 3]), 3)], masks={driver.step: [77]}))
+            assert isinstance((await host.outcomes_of_step())[0], StepError)
+        late = [driver.masks({row: [77]}, VOCABULARY) for row in range(2)]
+        late[0].step[0] = 1
+        host.send_plan(late[0])
+        host.send_plan(driver.plan([(Row(row=5, tokens=[4, 5]), 2)], masks={5: [33]}))
+        host.send_plan(late[1])
+        last = driver.masks({5: [33]}, VOCABULARY)
+        host.send_plan(last)
+        assert (await host.results_of_step())[0].token_ids.tolist() == [33]
+
+
 @pytest.mark.user_pain("M6")
 async def test_a_step_without_memory_fails_and_the_next_is_served(tmp_path: Path) -> None:
     async with null(tmp_path, "fail_at=2") as host:

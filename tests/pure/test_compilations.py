@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trimaran.kernels.compilations import Compilations
+from trimaran.kernels.compilations import Compilations, asks_anew, rehearsing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,3 +97,11 @@ def test_rehearsed_launches_are_compiled_and_loaded_by_threads_once_each(tmp_pat
     first, second = done.stdout.splitlines()
     assert first == "['rms_norm_kernel', 'silu_and_mul_kernel'] {'compiler'} 2"
     assert second == "2 2", done.stderr
+
+
+def test_a_rehearsal_asks_for_code_once() -> None:
+    assert asks_anew("code"), "out of a rehearsal nothing is kept"
+    with rehearsing():
+        assert [asks_anew(code) for code in ("code", "code", "other", "code")] == [True, False, True, False]
+    with rehearsing():
+        assert asks_anew("code")

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from trimaran.tools.bench_device import GROUPS
-from trimaran.tools.device_bench import offline, page, record, requirements, serving, startup
+from trimaran.tools.device_bench import offline, page, profiling, record, requirements, serving, startup
 from trimaran.tools.device_bench.http_client import Answer, figures
+from trimaran.tools.device_bench.model_shapes import SHAPES, Work, work_of
 from trimaran.tools.device_bench.requirements import ROWS, Row, verdict
 from trimaran.tools.device_bench.samples import percentile
+from trimaran.tools.device_bench.step_profile_child import kind_of
 
 ABOUT: dict[str, Any] = {
     "command": "python tools/bench_device.py",
@@ -85,7 +87,7 @@ def test_no_verdict_without_its_grounds() -> None:
 
 
 def test_every_row_is_of_a_group_and_asks_more_in_its_aim() -> None:
-    assert {row.group for row in ROWS} == set(GROUPS)
+    assert {row.group for row in ROWS} == set(GROUPS) - {"profile"}, "a profile explains, it asks nothing"
     for one in ROWS:
         assert one.is_rate == (one.aim > one.must), one.test
         assert one.floor is None or (one.floor > one.aim) == one.is_rate, one.test
@@ -161,3 +163,68 @@ def test_a_percentile_is_one_of_the_values() -> None:
     assert percentile([3, 1, 2], 0.5) == 2
     assert percentile([1, 2], 0.5) == 2
     assert percentile([1, 2], 1.0) == 2
+
+
+def test_work_of_a_model() -> None:
+    """Against the sums by hand: 28 layers of 15,728,640 numbers and a head of 155,582,464 (Qwen3-0.6B's shape)."""
+    work = work_of(SHAPES["m1"])
+    assert work.weight_bytes == 2 * (28 * 15_728_640 + 155_582_464)
+    assert work.cache_bytes(sequences=3, length=10) == 3 * 10 * 114_688
+    alone = Work(num_layers=1, layer=(2, 3), head=5, query_channels=7, kv_channels=7)
+    assert alone.linear_operations(tokens=4) == 2 * (2 * 4 + 3 + 5)
+    assert alone.attention_operations(tokens=4, length=6) == 4 * 7 * 10, "the last layer's one token sees all ten"
+    two = Work(num_layers=2, layer=(2, 3), head=5, query_channels=7, kv_channels=7)
+    assert two.linear_operations(4) - alone.linear_operations(4) == 2 * 5 * 4
+    assert two.attention_operations(4, 6) - alone.attention_operations(4, 6) == 4 * 7 * (7 + 8 + 9 + 10)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("norm_linear_kernel", "linear"),
+        ("nvjet_tst_64x8_64x16_1x2_h_bz_TNT", "linear"),
+        ("void cutlass::Kernel2<cutlass_80_wmma>", "linear"),
+        ("decode_attention_kernel", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", "attention"),
+        ("norm_rotary_write_kernel", "rotary"),
+        ("add_rms_norm_kernel", "norm"),
+        ("silu_and_mul_kernel", "activation"),
+        ("Memcpy HtoD (Pinned -> Device)", "copy"),
+        ("vectorized_elementwise_kernel", "other"),
+    ],
+)
+def test_kinds_of_kernels(kernel: str, kind: str) -> None:
+    assert kind_of(kernel) == kind
+
+
+def test_a_profile_tells_what_kernels_reach_and_how_much_of_a_step_is_idle() -> None:
+    work = Work(num_layers=1, layer=(200, 300), head=500, query_channels=64, kv_channels=32)
+    told: list[dict[str, Any]] = [
+        {"what": "start", "marks": {}},
+        {
+            "what": "decode",
+            "sequences": 64,
+            "length": 8,
+            "busy_us_per_step": 900.0,
+            "build_ms": 0.1,
+            "kinds": {"linear": 2.0},
+        },
+        {"what": "prompt", "tokens": 4, "length": 0, "kinds": {"linear": 0.001, "attention": 0.002}},
+    ]
+    found = profiling.cases(told, work)
+    decode, prompt = found["decodes"]["64 x 8"], found["prompts"]["4 behind 0"]
+    assert decode["linear_gb_s"] == 1.0, "2,000 bytes in 2 us"
+    assert decode["attention_gb_s"] is None, "no attention was seen"
+    assert (prompt["linear_tflop_s"], prompt["attention_tflop_s"]) == (3.2, 0.5)
+    seen = profiling.shares({"m1": found, "core": {"64": {"total_ms": 0.3}}}, "64", itl_ms=1.2)
+    assert seen == {"itl_ms": 1.2, "device_ms": 0.9, "idle_share": 0.25, "build_ms": 0.1, "core_ms": 0.3}
+    unseen = profiling.shares({"m1": found}, "1", itl_ms=1.2)
+    assert unseen["idle_share"] is None
+    figures = {"trimaran": {"m1": found, "seen": {"64": seen}, "ceilings": {"copy_gb_s": 4200.0}}}
+    shown = page.render({"profile": entry(figures)})
+    assert "4200" in shown and "m1 64 x 8" in shown and "| 0.25 |" in shown
+
+
+def test_ceilings_are_the_measured_ones() -> None:
+    measured = {"bandwidth": {"value": 4.2e3}, "rates": {"bfloat16": {"value": 700.0}, "float32": {"value": 50.0}}}
+    assert profiling.ceilings(measured) == {"copy_gb_s": 4.2e3, "matrix_tflop_s": 700.0}

@@ -84,6 +84,10 @@ def test_the_way_through_a_weight_depends_on_its_size_and_the_tokens() -> None:
         assert dot_of_weight(blocks, 16, *weight) == blocks[f"linear_dot_{size}"]
         assert dot_of_weight(blocks, 17, *weight) is None
     assert dot_of_weight(blocks, 8, 28672, 4096) is None
+    wide = linear_blocks(capability("sm_90", linear={"small_dot_tokens": 48}))
+    assert dot_of_weight(wide, 32, 6144, 1024) == wide["linear_dot_middle"]
+    assert dot_of_weight(wide, 33, 6144, 1024) is None, "no more are padded for"
+    assert dot_of_weight(wide, 17, 6144, 4096) is None
     measured = linear_blocks(capability("sm_90", linear={"gemv_tokens": 1}, linear_gemv={"rows": 4}))
     assert gemv_of_weight(measured, 2, 4096, 1024) is None
     assert gemv_of_weight(measured, 1, 4096, 1024) == {"rows": 4, "tile": 2048, "num_warps": 4}
@@ -118,6 +122,8 @@ def test_an_early_start_needs_the_hardware_and_the_wish() -> None:
     assert not early("sm_90", norm_linear={"pdl": 0})
     assert not early("sm_89", norm_linear={"pdl": 1})
     assert not early("interpreter", norm_linear={"pdl": 1})
+    with pytest.raises(ValueError, match="early is 9: give 0 to 8 tiles"):
+        configuration("linear_dot_small", capability("sm_90", linear_dot_small={"early": 9}))
     with pytest.raises(ValueError, match="pdl is 2: give 0 or 1"):
         configuration("norm_linear", capability("sm_90", norm_linear={"pdl": 2}))
 

@@ -14,7 +14,9 @@ def tables(group: str, figures: Figures) -> list[Table]:
         return [_offline(figures)]
     if group.startswith("http-"):
         return [_served(figures)]
-    return [_starts(figures), *_phases(figures)] if group == "startup" else []
+    if group == "startup":
+        return [_starts(figures), *_phases(figures)]
+    return _profiles(figures.get("trimaran", {})) if group == "profile" else []
 
 
 def _offline(figures: Figures) -> Table:
@@ -75,6 +77,69 @@ def _phases(figures: Figures) -> list[Table]:
         phases = of["starts"][0].get("phases", [])
         lines = [[f"{phase['began_s']:g}", f"{phase['took_s']:g}", phase["phase"]] for phase in phases]
         found.append(Table(f"Phases of Trimaran's first {kind} start.", ("began, s", "took, s", "phase"), lines))
+    return found
+
+
+_KINDS = ("linear", "attention", "rotary", "norm", "activation", "sampling", "copy", "other")
+
+
+def _profiles(found: Figures) -> list[Table]:
+    shapes = [shape for shape in ("m1", "m2") if shape in found]
+    decodes = [(f"{shape} {name}", case) for shape in shapes for name, case in found[shape]["decodes"].items()]
+    prompts = [(f"{shape} {name}", case) for shape in shapes for name, case in found[shape]["prompts"].items()]
+    ceilings = found.get("ceilings", {})
+    copy, matrix = (_number(ceilings.get(name)) for name in ("copy_gb_s", "matrix_tflop_s"))
+    kinds = {kind: f"kinds.{kind}" for kind in _KINDS}
+    return [
+        _cells(
+            "Decodes, sequences x cached positions: ms a step; parts on the host (build with the copy to the device, "
+            "launch, sample), then waiting for the device.",
+            {
+                **{part: f"{part}_ms" for part in ("step", "build", "launch", "sample", "wait")},
+                "device idle": "idle_share",
+            },
+            decodes,
+        ),
+        _cells(
+            "Device us a step by kind of kernel; what starts before the kernel ahead has ended counts in full. GB/s of "
+            f"weights and of keys and values, counted once; a copy was measured at {copy}.",
+            kinds | {"linear GB/s": "linear_gb_s", "attention GB/s": "attention_gb_s"},
+            decodes,
+        ),
+        _cells(
+            "Parts of prompts, tokens behind cached positions: ms, then device us by kind of kernel. TFLOP/s; a large "
+            f"product was measured at {matrix}.",
+            {"ms": "ms"} | kinds | {"linear TFLOP/s": "linear_tflop_s", "attention TFLOP/s": "attention_tflop_s"},
+            prompts,
+        ),
+        _cells(
+            "The core: ms of its own time a step, by running sequences.",
+            {name: f"{name}_ms" for name in ("plan", "pack", "commit", "output", "total")},
+            list(found.get("core", {}).items()),
+        ),
+        _cells(
+            "Streams of the small model: ms between tokens, device and core of it.",
+            {
+                "between tokens": "itl_ms",
+                "device": "device_ms",
+                "device idle": "idle_share",
+                "build": "build_ms",
+                "core": "core_ms",
+            },
+            list(found.get("seen", {}).items()),
+        ),
+    ]
+
+
+def _cells(title: str, columns: Mapping[str, str], cases: list[tuple[str, Figures]]) -> Table:
+    """A line for each case; a dot in a column's place leads to a figure within one."""
+    lines = [[name, *(_number(_placed(case, place)) for place in columns.values())] for name, case in cases]
+    return Table(title, ("case", *columns), lines)
+
+
+def _placed(case: Figures, place: str) -> float | None:
+    outer, _, inner = place.rpartition(".")
+    found: float | None = (case.get(outer, {}) if outer else case).get(inner)
     return found
 
 

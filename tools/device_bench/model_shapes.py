@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,51 @@ NAMES = {"m1": "Qwen3-0.6B", "m2": "Llama-3.1-8B"}
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SPACE = "\u0120"  # how byte-level vocabularies write a leading space
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the products and the cache of a model come to, in bfloat16. `layer`: numbers in a layer's query, key and
+    value weights, and in its others; `head` in the head's.
+    """
+
+    num_layers: int
+    layer: tuple[int, int]
+    head: int
+    query_channels: int
+    kv_channels: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Read by a decode."""
+        return 2 * (self.num_layers * sum(self.layer) + self.head)
+
+    def cache_bytes(self, sequences: int, length: int) -> int:
+        """Keys and values that a decode of so many sequences reads."""
+        return 2 * 2 * self.num_layers * self.kv_channels * sequences * length
+
+    def linear_operations(self, tokens: int) -> int:
+        """Of a prompt's part, two for each product; behind its keys and values the last layer has one token."""
+        qkv, others = self.layer
+        last = qkv * tokens + others + self.head
+        return 2 * ((self.num_layers - 1) * (qkv + others) * tokens + last)
+
+    def attention_operations(self, tokens: int, length: int) -> int:
+        """The same, where a token sees what is before it: two products of its channels with each position."""
+        seen = tokens * length + tokens * (tokens + 1) // 2
+        return 4 * self.query_channels * ((self.num_layers - 1) * seen + length + tokens)
+
+
+def work_of(config: Mapping[str, Any]) -> Work:
+    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    query, kv = (config[f"num_{kind}_heads"] * head_dim for kind in ("attention", "key_value"))
+    return Work(
+        num_layers=config["num_hidden_layers"],
+        layer=(hidden * (query + 2 * kv), query * hidden + 3 * hidden * inner),
+        head=hidden * config["vocab_size"],
+        query_channels=query,
+        kv_channels=kv,
+    )
 
 
 def write_model(folder: Path, shape: Mapping[str, Any]) -> Path:

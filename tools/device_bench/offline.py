@@ -17,13 +17,13 @@ from trimaran.tools.device_bench.samples import in_ms, median, percentile
 
 @dataclass(frozen=True)
 class Plan:
-    """`throughput`: requests, prompt tokens, output tokens, `runs` times after one that does not count.
+    """`throughput`: requests, prompt tokens, output tokens, `runs` times after one that does not count; None: none.
 
     `streams`: batch size, prompt tokens, output tokens, repetitions, of which the first does not count. `ids` bounds
     the prompts' tokens; `options` are the engine's.
     """
 
-    throughput: tuple[int, int, int]
+    throughput: tuple[int, int, int] | None
     streams: tuple[tuple[int, int, int, int], ...]
     runs: int = 3
     ids: tuple[int, int] = (1000, 120_000)
@@ -50,20 +50,28 @@ def run(bench: Bench) -> None:
 
 
 def _measure(bench: Bench, engine: Engine, shape: str, plan: Plan) -> None:
+    results: list[dict[str, Any]] = []
+    try:
+        measure(bench, engine, shape, plan, results)
+    finally:
+        bench.of(engine)[shape] = figures(results)
+
+
+def measure(bench: Bench, engine: Engine, shape: str, plan: Plan, results: list[dict[str, Any]]) -> None:
+    """What the child tells goes into `results`, also when it fails half-way. Raises PartFailed."""
     model = bench.folder(shape)
     options = {"platform": bench.platform} if bench.platform else {}
     told = json.dumps(asdict(replace(plan, ids=prompt_ids(model), options=options)))
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        results = Path(folder) / "results.jsonl"
+        file = Path(folder) / "results.jsonl"
         script = Path(offline_child.__file__).resolve()
-        command = [*engine.python, str(script), engine.name, str(model), told, str(results)]
+        command = [*engine.python, str(script), engine.name, str(model), told, str(file)]
         child = Child(command, engine.environment, bench.log(engine), engine.folder)
         try:
             child.wait(min(_LIMITS_S[engine.name], bench.left_s))
         finally:
             child.end(patience_s=0)
-            lines = results.read_text().splitlines() if results.is_file() else []
-            bench.of(engine)[shape] = figures([json.loads(line) for line in lines])
+            results += [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
 def figures(results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -140,8 +140,9 @@ class Tests:
     async def run(self) -> None:
         await self._engine.generate(self._prompts(8, 64), 16)
         self.tell(test="start", first_output_s=round(time.time() - BEGAN_S, 2))
-        for number in range(self._plan["runs"] + 1):
-            await self._throughput(is_warm_up=number == 0)
+        if self._plan["throughput"] is not None:
+            for number in range(self._plan["runs"] + 1):
+                await self._throughput(is_warm_up=number == 0)
         for size, prompt, output, repetitions in self._plan["streams"]:
             await self._times(size, prompt, output, repetitions)
 

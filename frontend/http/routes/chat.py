@@ -64,6 +64,7 @@ class ChatRoute:
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         params = request.sampling(max_tokens, logprobs, request.prompt_logprobs)
         check_limits(params, self._serving.limits)
+        constraint = request.constraint(self._serving.limits)
         prompt_token_ids = await chat_prompt(self._serving, request.chat(), model)
         check_prompt_logprobs(params, len(prompt_token_ids), self._serving.limits)
         return GenerationRequest(
@@ -71,6 +72,8 @@ class ChatRoute:
             params=params,
             priority=request.priority or 0,
             cache_salt=request.cache_salt,
+            grammar=None if constraint is None else constraint.grammar,
+            grammar_field="" if constraint is None else constraint.field,
         )
 
 

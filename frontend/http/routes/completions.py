@@ -60,6 +60,7 @@ class CompletionsRoute:
         max_tokens = 1 if request.max_tokens == 0 else request.max_tokens  # 0 with echo: the one token is not shown
         params = request.sampling(max_tokens, request.logprobs, num_prompt_logprobs)
         check_limits(params, self._serving.limits)
+        constraint = request.constraint(self._serving.limits)
         check_prompt_logprobs(params, sum(len(prompt.token_ids) for prompt in prompts), self._serving.limits)
         if len(prompts) * params.n > self._serving.limits.max_prompts:
             raise RequestRefused(
@@ -74,6 +75,8 @@ class CompletionsRoute:
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
                 is_continuation=True,
+                grammar=None if constraint is None else constraint.grammar,
+                grammar_field="" if constraint is None else constraint.field,
             )
             for prompt in prompts
         ]

@@ -8,17 +8,12 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from ...client.constraints import ConstraintFields
 from ...client.refusals import RequestRefused
 
 # name: values that ask for nothing, besides null
 GENERATION: Mapping[str, tuple[Any, ...]] = {
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "guided_decoding_backend": (),
-    "structured_outputs": (),
-    "response_format": ({"type": "text"},),
     "json_schema": (),
     "regex": (),
     "ebnf": (),
@@ -60,16 +55,10 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
 COMPLETIONS: Mapping[str, tuple[Any, ...]] = {"suffix": ("",)}
 
 
-class UnsupportedInGeneration(Struct, kw_only=True):
+class UnsupportedInGeneration(ConstraintFields, kw_only=True):
     """See GENERATION."""
 
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     guided_decoding_backend: Any = None
-    structured_outputs: Any = None
-    response_format: Any = None
     json_schema: Any = None
     regex: Any = None
     ebnf: Any = None

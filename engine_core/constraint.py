@@ -1,0 +1,139 @@
+"""One sequence's way through its grammar: tokens in, the mask of what may follow out."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ..ipc.conditions import TrimaranError
+from ..ipc.sampling import Sampling
+from .grammar_compiler import CompiledGrammar
+from .grammar_limits import mask_bytes
+
+Array = np.ndarray[Any, Any]
+
+
+class ConstraintFailed(TrimaranError):
+    """The grammar grew beyond its limits on the way, or the vocabulary cannot write it."""
+
+
+class TokenSet:
+    """Some token ids, to be taken out of masks and put into them. No ids: nothing is done."""
+
+    __slots__ = ("_bits", "_others", "_places")
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        bits: dict[int, int] = {}
+        for id in ids:
+            bits[id >> 5] = bits.get(id >> 5, 0) | 1 << (id & 31)
+        self._places = np.array(list(bits), np.int64)
+        self._bits = np.array(list(bits.values()), np.uint32)
+        self._others = ~self._bits
+
+    def take_from(self, words: Array) -> None:
+        if len(self._places):
+            words[self._places] &= self._others
+
+    def add_to(self, words: Array) -> None:
+        if len(self._places):
+            words[self._places] |= self._bits
+
+
+class Constraint:
+    """Touched by the mask thread alone, but for `num_given`, the outputs that were given to it, which is the loop's.
+
+    While the answer is still free (before `starts_after`) it may not end. Afterwards it may end where the grammar says
+    so: not before `min_tokens`, and with the end token ignored not at all, as long as the grammar can go on.
+    """
+
+    __slots__ = (
+        "_end_id",
+        "_ends",
+        "_free",
+        "_holds_back",
+        "_matcher",
+        "_min_tokens",
+        "_num_outputs",
+        "_stops",
+        "_tail",
+        "grammar",
+        "num_given",
+    )
+
+    def __init__(self, grammar: CompiledGrammar, sampling: Sampling, starts_after: tuple[int, ...] = ()) -> None:
+        self.grammar = grammar
+        self.num_given = 0
+        self._matcher = grammar.matcher.deep_copy()
+        self._end_id = grammar.end_ids[0]
+        self._ends = TokenSet(grammar.end_ids)
+        self._stops = TokenSet(id for id in sampling.stop_token_ids if id < grammar.num_tokens)
+        self._min_tokens = sampling.min_tokens
+        self._holds_back = not sampling.end_token_ids  # the user asked to ignore them
+        self._free = starts_after
+        self._tail: list[int] = []
+        self._num_outputs = 0
+
+    def advance(self, tokens: list[int]) -> None:
+        """These were sampled. Raises ConstraintFailed."""
+        self._num_outputs += len(tokens)
+        if self._free:
+            tokens = self._after_free(tokens)
+        if tokens and not self._matcher.consume_tokens(tokens):
+            raise ConstraintFailed(_reason(self._matcher.get_error()))
+
+    def fill(self, words: Array) -> None:
+        """Set the bits of the tokens that may come next; `words` is one row, uint32. Raises ConstraintFailed."""
+        if self._free:
+            self._fill_free(words)
+            return
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            raise ConstraintFailed(_reason(self._matcher.get_error()))
+        may_end = int(words[self._end_id >> 5]) >> (self._end_id & 31) & 1
+        is_short = self._num_outputs < self._min_tokens
+        self._ends.take_from(words)
+        can_go_on = bool(words.any())
+        if is_short and can_go_on:
+            self._drop_stops(words)
+        if may_end and not is_short:
+            self._stops.add_to(words)
+        if may_end and not (can_go_on and (is_short or self._holds_back)):
+            self._ends.add_to(words)
+        elif not can_go_on:
+            raise ConstraintFailed("no token of this model's vocabulary goes on as the grammar wants")
+
+    def _drop_stops(self, words: Array) -> None:
+        """Clear the user's stop tokens, unless the grammar leaves nothing else."""
+        kept = words.copy()
+        self._stops.take_from(words)
+        if not words.any():
+            words[:] = kept
+
+    def _after_free(self, tokens: list[int]) -> list[int]:
+        """Those behind the mark; none while it has not come."""
+        mark = list(self._free)
+        seen = self._tail + tokens
+        for end in range(len(mark), len(seen) + 1):
+            if seen[end - len(mark) : end] == mark:
+                self._free, self._tail = (), []
+                return seen[end:]
+        self._tail = seen[max(len(seen) - len(mark) + 1, 0) :]
+        return []
+
+    def _fill_free(self, words: Array) -> None:
+        words[:] = 0xFFFFFFFF
+        used = self.grammar.num_tokens & 31
+        if used:
+            words[-1] = (1 << used) - 1
+        self._ends.take_from(words)
+        if self._num_outputs < self._min_tokens:
+            self._stops.take_from(words)
+
+
+def words_per_row(grammar: CompiledGrammar) -> int:
+    """uint32 words of one mask."""
+    return mask_bytes(grammar.num_tokens) // 4
+
+
+def _reason(error: str) -> str:
+    return " ".join(error.split())[:400] or "the grammar allows nothing more"
