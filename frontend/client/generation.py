@@ -43,6 +43,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     is_continuation: bool = False
     grammar: Grammar | None = None
     grammar_field: str = ""
+    shown_ids: frozenset[int] = frozenset()  # special tokens that are shown, because a parser reads them
 
 
 class SequenceListener(Protocol):
@@ -279,7 +280,8 @@ class Generation:
     def shown_bytes(self, token_id: int) -> bytes:
         """What the token contributes to the text that is shown."""
         tokenizer = self._model.tokenizer
-        if self.request.params.skip_special_tokens and token_id in tokenizer.control_ids:
+        hides = self.request.params.skip_special_tokens and token_id not in self.request.shown_ids
+        if hides and token_id in tokenizer.control_ids:
             return b""
         return tokenizer.bytes.of(token_id)
 
@@ -349,7 +351,9 @@ class Generation:
     def _detokenizer(self, params: SamplingParams, context: Sequence[int]) -> Detokenizer:
         if not params.detokenize:
             return _NO_TEXT
-        return self._model.detokenizers.start(skip_special_tokens=params.skip_special_tokens, continues=context)
+        return self._model.detokenizers.start(
+            skip_special_tokens=params.skip_special_tokens, continues=context, shown_ids=self.request.shown_ids
+        )
 
 
 def finite(logprob: float) -> float:

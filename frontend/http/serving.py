@@ -14,6 +14,7 @@ from msgspec import Struct
 from ...ipc.configuration import FrontendConfiguration
 from ...ipc.control import FromChild
 from ..client.engine_client import EngineClient
+from ..parsing.output_parser import Parsers, detected
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
 from .errors import ApiError
@@ -30,6 +31,7 @@ class ServedModel(Struct, frozen=True):
     root: str
     text: ModelText
     created: int
+    parsers: Parsers = Parsers()
 
 
 class Serving:
@@ -75,7 +77,13 @@ class Serving:
     def model_known(self, directory: str, root: str, text: ModelText) -> None:
         """From now on requests can be read."""
         name = self.configuration.served_model_name or root or Path(directory).name
-        self.model = ServedModel(name, root, text, int(time.time()))
+        configuration = self.configuration
+        found = detected(text.template.source if text.template is not None else "")
+        parsers = Parsers(
+            _overridden(configuration.tool_parser, found.tools),
+            _overridden(configuration.reasoning_parser, found.reasoning),
+        )
+        self.model = ServedModel(name, root, text, int(time.time()), parsers)
 
     def ready_model(self) -> ServedModel:
         """The model, when a request for it can be taken now. Raises ApiError 503 with reason and Retry-After."""
@@ -97,6 +105,12 @@ class Serving:
                 param="model",
                 code="model_not_found",
             )
+
+
+def _overridden(option: str, found: str | None) -> str | None:
+    if option == "auto":
+        return found
+    return None if option == "none" else option
 
 
 async def _contained(work: Coroutine[Any, Any, None], name: str) -> None:

@@ -17,6 +17,8 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from ...ipc.configuration import MAX_RANKS
 from ...ipc.facts import AttentionStrategy, QueueOrdering
+from ..parsing.output_parser import REASONING_TAGS
+from ..parsing.tool_families import FAMILIES
 from .option_kinds import (
     BadValue,
     Choice,
@@ -175,6 +177,16 @@ class Options(Struct, frozen=True, kw_only=True):
     trust_request_templates: Annotated[
         bool, About("Server", Switch(), "let requests bring a chat template of their own")
     ] = False
+    tool_parser: Annotated[
+        str,
+        About("Server", Choice((AUTO, "none", *FAMILIES)), "how the model writes tool calls; auto asks its template"),
+    ] = AUTO
+    reasoning_parser: Annotated[
+        str,
+        About(
+            "Server", Choice((AUTO, "none", *REASONING_TAGS)), "how the model writes reasoning; auto asks its template"
+        ),
+    ] = AUTO
     log_requests: Annotated[bool, About("Server", Switch(), "one line per request, without its text")] = False
 
     max_num_seqs: Annotated[
@@ -323,6 +335,7 @@ ABOUT: Mapping[str, About] = _described()
 _SECRETS = ("api_key", "admin_key")
 _FOR_CLIENTS = {  # options that mean nothing without HTTP
     *("served_model_name", "host", "port", "frontends", "api_key", "log_requests", "trust_request_templates"),
+    *("tool_parser", "reasoning_parser"),
     *("max_body_bytes", "max_header_bytes", "max_prompts", "max_requests_per_minute"),
     *("api_key_file", "admin_key", "admin_key_file", "tls_certificate", "tls_key", "cors_origin"),
 }

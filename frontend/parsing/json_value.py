@@ -91,7 +91,9 @@ class JsonValue:
 
     def _structural(self, character: str) -> str | None:
         expects, inside = self._expects, self._open[-1] if self._open else ""
-        if (expects in ("value", "value or end") and character in '{["') or (character in _SCALAR and "value" in expects):
+        if (expects in ("value", "value or end") and character in '{["') or (
+            character in _SCALAR and "value" in expects
+        ):
             return self._begin(character)
         if expects in ("key", "key or end") and character == '"':
             self._expects = "key string"

@@ -57,6 +57,7 @@ class OutputParser:
         """`prompt_end`: how the prompt ends, which may have opened the reasoning."""
         self._scanner = Scanner()
         self.is_reasoning = False
+        self.has_reasoned = False
         self._parse = self._run(parsers, tool_names, prompt_end.rstrip())
 
     def feed(self, piece: str) -> list[Event]:
@@ -90,7 +91,7 @@ class OutputParser:
             if not (yield from scanner.take(begin)):
                 scanner.back()
                 return
-        self.is_reasoning = True
+        self.is_reasoning = self.has_reasoned = True
         yield from scanner.skip_space()
         if (yield from scanner.until((end,), Reasoning)) is not None:
             self.is_reasoning = False

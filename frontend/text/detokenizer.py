@@ -82,9 +82,16 @@ class WindowDetokenizer:
     piece has already shown; those stay as shown. (The library's own stream raises there.)
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool,
+        context: Sequence[int],
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._skip = skip_special_tokens and not shown_ids
+        self._hidden = tokenizer.control_ids - shown_ids if skip_special_tokens and shown_ids else frozenset()
         self._window = list(context)
         self._num_settled = len(self._window)  # ids of the window whose text has been shown
         self._settled_text = self._decoded(self._window)
@@ -109,6 +116,8 @@ class WindowDetokenizer:
         return piece
 
     def _decoded(self, ids: list[int]) -> str:
+        if self._hidden:
+            ids = [id for id in ids if id not in self._hidden]
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip) if ids else ""
 
 
@@ -122,10 +131,22 @@ class DetokenizerFactory:
         table = tokenizer.bytes.table
         if tokenizer.bytes.is_exact:
             self._all = ByteTexts(table)
-            self._shown = ByteTexts([b"" if id in tokenizer.control_ids else piece for id, piece in enumerate(table)])
+            self._shown = {frozenset[int](): self._hiding(tokenizer.control_ids)}
 
-    def start(self, *, skip_special_tokens: bool, continues: Sequence[int] = ()) -> Detokenizer:
-        """`continues`: the prompt whose text the output continues, where the vocabulary's spacing depends on it."""
-        if self._tokenizer.bytes.is_exact:
-            return ByteDetokenizer(self._shown if skip_special_tokens else self._all)
-        return WindowDetokenizer(self._tokenizer, skip_special_tokens, continues[-self._CONTEXT :])
+    def start(
+        self, *, skip_special_tokens: bool, continues: Sequence[int] = (), shown_ids: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """`continues`: the prompt whose text the output continues, where the vocabulary's spacing depends on it.
+
+        `shown_ids`: special tokens that are text all the same, because a parser reads them; one set per model.
+        """
+        if not self._tokenizer.bytes.is_exact:
+            return WindowDetokenizer(self._tokenizer, skip_special_tokens, continues[-self._CONTEXT :], shown_ids)
+        if not skip_special_tokens:
+            return ByteDetokenizer(self._all)
+        if shown_ids not in self._shown:
+            self._shown[shown_ids] = self._hiding(self._tokenizer.control_ids - shown_ids)
+        return ByteDetokenizer(self._shown[shown_ids])
+
+    def _hiding(self, ids: frozenset[int]) -> ByteTexts:
+        return ByteTexts([b"" if id in ids else piece for id, piece in enumerate(self._tokenizer.bytes.table)])

@@ -108,6 +108,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateRefusal(f"the chat template does not compile: {error}") from error
         self._tokenizer = tokenizer
+        self.source = source
         self.knows_developer = "developer" in source
 
     def render(

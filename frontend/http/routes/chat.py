@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from ...client.generation import Generation, GenerationRequest, SequenceListener, SequenceOutput
 from ...client.refusals import RequestRefused
 from ...client.sampling import check_limits, check_prompt_logprobs
+from ...parsing.scanner import Event
 from ...text.template import ChatTemplate
 from ..asgi import Exchange, Receive, Scope, read_json_body
 from ..errors import ApiError
@@ -21,17 +23,35 @@ from ..schema.chat import (
     ChatLogprobs,
     ChatMessage,
     ChatRequest,
+    Tool,
 )
 from ..schema.generation import NO_PROMPT_LOGPROBS, Usage, usage
 from ..schema.unsupported import CHAT, GENERATION, refuse_unsupported
 from ..serving import ServedModel, Serving, new_id
+from .chat_parsing import (
+    ChoiceReader,
+    CollectedChoice,
+    Deltas,
+    Parsed,
+    Reading,
+    constraint_with_tools,
+    reading_of,
+)
 from .generating import run_stream, run_whole
 from .logprobs import LogprobForms, num_entries
 
+_END_LENGTH = 64  # characters of a prompt's end that are looked at
 _MESSAGE_COST = 64  # characters: what rendering a message costs beside its text
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as the model reads it; `end` is how its text ends, which may open the reasoning."""
+
+    token_ids: list[int]
+    end: str
 
 
 class ChatRoute:
@@ -47,16 +67,20 @@ class ChatRoute:
         request = _DECODER.decode(await read_json_body(scope, receive, serving.limits.max_body_bytes))
         serving.check_model_name(request.model)
         refuse_unsupported(request, CHAT, GENERATION)
-        generation = await self._generation_request(request, model)
-        answer = ChatAnswer(request, model)
+        reading = reading_of(request, model)
+        prompt, generation = await self._generation_request(request, model, reading)
+        answer = ChatAnswer(request, model, reading, prompt.end)
         if request.stream:
             await run_stream(serving, model.text, [generation], "messages", answer, receive, exchange)
             return
-        [done] = await run_whole(serving, model.text, [generation], "messages", receive)
+        listen = None if reading is None else answer.collect
+        [done] = await run_whole(serving, model.text, [generation], "messages", receive, listen)
         body = await serving.text_work.run(num_entries([done]), lambda: answer.whole(done))
         await exchange.send_whole(200, body)
 
-    async def _generation_request(self, request: ChatRequest, model: ServedModel) -> GenerationRequest:
+    async def _generation_request(
+        self, request: ChatRequest, model: ServedModel, reading: Reading | None
+    ) -> tuple[ChatPrompt, GenerationRequest]:
         request.check_stream_fields()
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestRefused("top_logprobs: only allowed with logprobs true", param="top_logprobs")
@@ -65,34 +89,42 @@ class ChatRoute:
         params = request.sampling(max_tokens, logprobs, request.prompt_logprobs)
         check_limits(params, self._serving.limits)
         constraint = request.constraint(self._serving.limits)
-        prompt_token_ids = await chat_prompt(self._serving, request.chat(), model)
-        check_prompt_logprobs(params, len(prompt_token_ids), self._serving.limits)
-        return GenerationRequest(
-            prompt_token_ids=prompt_token_ids,
+        prompt = await chat_prompt(self._serving, request.chat(), model)
+        constraint = constraint_with_tools(request, model, constraint, prompt.end)
+        check_prompt_logprobs(params, len(prompt.token_ids), self._serving.limits)
+        return prompt, GenerationRequest(
+            prompt_token_ids=prompt.token_ids,
             params=params,
             priority=request.priority or 0,
             cache_salt=request.cache_salt,
             grammar=None if constraint is None else constraint.grammar,
             grammar_field="" if constraint is None else constraint.field,
+            shown_ids=frozenset() if reading is None else reading.shown_ids,
         )
 
 
-async def chat_prompt(serving: Serving, request: ChatInput, model: ServedModel) -> list[int]:
+async def chat_prompt(serving: Serving, request: ChatInput, model: ServedModel) -> ChatPrompt:
     """The token ids of a conversation. Raises RequestRefused, TemplateRefusal."""
     _check_template_fields(serving, request)
     messages = [_template_message(index, message) for index, message in enumerate(request.messages)]
     size = sum(len(message["content"]) + _MESSAGE_COST for message in messages)
 
-    def work() -> list[int]:
+    arguments = dict(request.chat_template_kwargs or {})
+    if request.tools:
+        arguments["tools"] = [_told_tool(tool) for tool in request.tools]
+    if request.documents:
+        arguments["documents"] = request.documents
+
+    def work() -> ChatPrompt:
         template = _template(request, model)
         rendered = template.render(
             messages,
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final_message=bool(request.continue_final_message),
             control_tokens_in_content=serving.configuration.control_tokens_in_content,
-            arguments=request.chat_template_kwargs,
+            arguments=arguments,
         )
-        return model.text.tokenizer.encode_rendered(rendered)
+        return ChatPrompt(model.text.tokenizer.encode_rendered(rendered), rendered[-_END_LENGTH:])
 
     return await serving.text_work.run(size, work)
 
@@ -126,10 +158,13 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     content = _flat_content(param, message)
     if content is None and message.role != "assistant":
         raise RequestRefused(f"{param}: a {message.role} message needs content", param=param)
+    if message.tool_calls is not None and message.role == "assistant":
+        for position, call in enumerate(message.tool_calls):
+            _check_call(f"messages[{index}].tool_calls[{position}]", call)
     told = {"role": message.role, "content": content or ""}
     extra = {
         "name": message.name,
-        "reasoning_content": message.reasoning_content,
+        "reasoning_content": message.reasoning if message.reasoning_content is None else message.reasoning_content,
         "tool_call_id": message.tool_call_id,
         "tool_calls": None if message.tool_calls is None else [_parsed_call(call) for call in message.tool_calls],
     }
@@ -153,6 +188,18 @@ def _flat_content(param: str, message: ChatMessage) -> str | None:
     return "\n".join(texts)
 
 
+def _told_tool(tool: Tool) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(tool)
+    told["function"] = {name: value for name, value in told["function"].items() if value is not None}
+    return told
+
+
+def _check_call(param: str, call: dict[str, Any]) -> None:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestRefused(f"{param}: a call needs function with a name", param=f"{param}.function")
+
+
 def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
     """Templates want a call's arguments as an object, clients send them as JSON text."""
     function = call.get("function")
@@ -168,7 +215,13 @@ def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
 class ChatAnswer:
     """The answer to one chat request, whole or as events."""
 
-    def __init__(self, request: ChatRequest, model: ServedModel) -> None:
+    def __init__(
+        self, request: ChatRequest, model: ServedModel, reading: Reading | None = None, prompt_end: str = ""
+    ) -> None:
+        self._reading = reading
+        self._prompt_end = prompt_end
+        self._readers: list[ChoiceReader] = []
+        self._collected: list[CollectedChoice] = []
         self.id = new_id("chatcmpl")
         self._created = int(time.time())
         self._model = model.name
@@ -192,20 +245,39 @@ class ChatAnswer:
                 created=self._created,
                 model=self._model,
                 choices=[self._choice(generation, sequence) for sequence in generation.sequences],
-                usage=_usage(generation),
+                usage=self.usage(generation),
                 prompt_logprobs=prompt_logprobs,
             )
         )
 
     def _choice(self, generation: Generation, sequence: SequenceOutput) -> ChatChoice:
-        assert sequence.finish_reason is not None
-        return ChatChoice(
-            sequence.choice,
-            AssistantMessage(generation.text(sequence.choice)),
-            self.taken_logprobs(sequence),
-            sequence.finish_reason,
-            sequence.stop_reason,
+        if self._reading is None:
+            finish_reason, message = sequence.finish_reason, AssistantMessage(content=generation.text(sequence.choice))
+        else:
+            collected = self._collected[sequence.choice]
+            finish_reason, message = collected.reader.finish_reason, _message(collected.parsed)
+        assert finish_reason is not None
+        return ChatChoice(sequence.choice, message, self.taken_logprobs(sequence), finish_reason, sequence.stop_reason)
+
+    def usage(self, generation: Generation) -> Usage:
+        """So far; with reasoning tokens where a parser reads reasoning."""
+        reasons = self._reading is not None and self._reading.parsers.reasoning is not None
+        return usage(
+            len(generation.request.prompt_token_ids),
+            generation.num_tokens,
+            generation.cached_tokens,
+            sum(reader.reasoning_tokens for reader in self._readers) if reasons else None,
         )
+
+    def collect(self, prompt: int, sequence: SequenceOutput) -> SequenceListener:
+        """Takes one choice's output apart for a plain answer."""
+        self._collected.append(CollectedChoice(self._reader(sequence)))
+        return self._collected[-1]
+
+    def _reader(self, sequence: SequenceOutput) -> ChoiceReader:
+        assert self._reading is not None
+        self._readers.append(ChoiceReader(self._reading, self._prompt_end, sequence))
+        return self._readers[-1]
 
     def taken_logprobs(self, sequence: SequenceOutput) -> ChatLogprobs | None:
         """Those of the tokens since the last call."""
@@ -221,6 +293,8 @@ class ChatAnswer:
 
     def open_sequence(self, stream: EventStream, prompt: int, sequence: SequenceOutput) -> SequenceListener:
         """Writes one choice's events."""
+        if self._reading is not None:
+            return _ParsedChoiceStream(self, stream, sequence, self._reader(sequence))
         if self.num_top is None and not self.has_running_usage:
             return _ChoiceStream(self, stream, sequence)
         return _DetailedChoiceStream(self, stream, sequence)
@@ -230,7 +304,7 @@ class ChatAnswer:
         if not self._includes_usage:
             return DONE
         [generation] = generations
-        return self.chunk_head() + b'],"usage":' + _encode(_usage(generation)) + b"}\n\n" + DONE
+        return self.chunk_head() + b'],"usage":' + _encode(self.usage(generation)) + b"}\n\n" + DONE
 
 
 class _ChoiceStream:
@@ -268,9 +342,12 @@ class _ChoiceStream:
         sequence = self._sequence
         return self._head + b'{},"logprobs":%b,"finish_reason":%b,"stop_reason":%b}]' % (
             logprobs,
-            _encode(sequence.finish_reason),
+            _encode(self._finish_reason()),
             _encode(sequence.stop_reason),
         )
+
+    def _finish_reason(self) -> str | None:
+        return self._sequence.finish_reason
 
     def _tail(self) -> bytes:
         return b"}\n\n"
@@ -300,8 +377,47 @@ class _DetailedChoiceStream(_ChoiceStream):
     def _tail(self) -> bytes:
         if not self._answer.has_running_usage:
             return b"}\n\n"
-        return b',"usage":' + _encode(_usage(self._sequence.generation)) + b"}\n\n"
+        return b',"usage":' + _encode(self._answer.usage(self._sequence.generation)) + b"}\n\n"
 
 
-def _usage(generation: Generation) -> Usage:
-    return usage(len(generation.request.prompt_token_ids), generation.num_tokens, generation.cached_tokens)
+class _ParsedChoiceStream(_DetailedChoiceStream):
+    """With reasoning and tool calls apart from the text."""
+
+    __slots__ = ("_deltas", "_reader")
+
+    def __init__(self, answer: ChatAnswer, stream: EventStream, sequence: SequenceOutput, reader: ChoiceReader) -> None:
+        super().__init__(answer, stream, sequence)
+        self._reader = reader
+        self._deltas = Deltas(reader)
+
+    def show(self, text: str) -> None:
+        """A chunk for each event that the text decides."""
+        self._send(self._reader.read(text))
+
+    def finish(self) -> None:
+        """What was held back, and the chunk with the finish reason."""
+        self._send(self._reader.read_rest())
+        super().finish()
+
+    def _send(self, events: list[Event]) -> None:
+        for delta in self._deltas.of(events):
+            self._write(
+                self._opening()
+                + self._head
+                + b'%b,"logprobs":%b,"finish_reason":null}]'
+                % (_encode(delta), _encode(self._answer.taken_logprobs(self._sequence)))
+                + self._tail()
+            )
+
+    def _finish_reason(self) -> str | None:
+        return self._reader.finish_reason
+
+
+def _message(parsed: Parsed) -> AssistantMessage:
+    reasoning = parsed.reasoning or UNSET
+    return AssistantMessage(
+        content=parsed.content,
+        reasoning_content=reasoning,
+        reasoning=reasoning,
+        tool_calls=parsed.calls or UNSET,
+    )

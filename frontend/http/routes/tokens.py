@@ -70,7 +70,7 @@ class TokenRoutes:
                 chat_template=asked.chat_template,
                 chat_template_kwargs=asked.chat_template_kwargs,
             )
-            return await chat_prompt(self._serving, chat, served)
+            return (await chat_prompt(self._serving, chat, served)).token_ids
         text, adds_special = asked.prompt or "", asked.add_special_tokens is not False
         return await self._serving.text_work.run(
             len(text), lambda: served.text.tokenizer.encode(text, add_special_tokens=adds_special)

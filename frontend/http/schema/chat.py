@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...client.sampling import TokenCount
 from .generation import NumLogprobs, OptionalPromptLogprobs, UnsupportedInChat, Usage
@@ -23,11 +23,46 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
 
 Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
+ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+
+
+class ToolFunction(Struct, frozen=True, kw_only=True):
+    """What a tool is called and takes; `parameters` is a JSON schema. `strict`: arguments are held to it."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """One tool that the model may call."""
+
+    function: ToolFunction
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(Struct, frozen=True):
+    """A tool by its name."""
+
+    name: str
+
+
+class NamedTool(Struct, frozen=True, kw_only=True):
+    """The tool that must be called."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+Tools = Annotated[list[Tool], Meta(max_length=512)]
 
 
 class ChatInput(Struct, kw_only=True):
@@ -38,6 +73,8 @@ class ChatInput(Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
 
 
 class ChatRequest(UnsupportedInChat, kw_only=True):
@@ -48,6 +85,10 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
@@ -61,6 +102,8 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
             continue_final_message=self.continue_final_message,
             chat_template=self.chat_template,
             chat_template_kwargs=self.chat_template_kwargs,
+            documents=self.documents,
+            tools=None if self.tool_choice == "none" else self.tools,
         )
 
 
@@ -87,12 +130,30 @@ class ChatLogprobs(Struct, frozen=True):
     content: list[ChatTokenLogprob]
 
 
-class AssistantMessage(Struct, frozen=True):
-    """The answer."""
+class CalledFunction(Struct, frozen=True):
+    """Which tool, and its arguments as JSON text."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """One call of a tool."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class AssistantMessage(Struct, frozen=True, kw_only=True):
+    """The answer. `reasoning` is `reasoning_content` by another name; both are there only where there is reasoning."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):

@@ -98,8 +98,6 @@ class GenerationFields(UnsupportedInGeneration, kw_only=True):
 class UnsupportedInChat(GenerationFields, kw_only=True):
     """Fields of chat only that are refused; see unsupported.CHAT."""
 
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -112,7 +110,6 @@ class UnsupportedInChat(GenerationFields, kw_only=True):
     thinking_token_budget: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    documents: Any = None
     mm_processor_kwargs: Any = None
     echo: Any = None
     add_special_tokens: Any = None
@@ -124,19 +121,30 @@ class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
-class Usage(Struct, frozen=True):
-    """Tokens of a request."""
+class CompletionTokensDetails(Struct, frozen=True):
+    """Tokens of the answer that are reasoning, the tags round it among them."""
+
+    reasoning_tokens: int
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """Tokens of a request. The details of the answer are there where a reasoning parser reads it."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None) -> Usage:
     """The sum is made here and nowhere else."""
     return Usage(
-        prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
+        prompt_tokens,
+        completion_tokens,
+        prompt_tokens + completion_tokens,
+        PromptTokensDetails(cached_tokens),
+        None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens),
     )
 
 

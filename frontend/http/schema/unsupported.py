@@ -33,8 +33,6 @@ GENERATION: Mapping[str, tuple[Any, ...]] = {
     "lora_path": (),
 }
 CHAT: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -47,7 +45,6 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "documents": ([],),
     "mm_processor_kwargs": ({},),
     "echo": (False,),
     "add_special_tokens": (False,),
