@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 Marker = Callable[[str], str]  # a terminal for a tag
 _BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -51,6 +52,14 @@ def form_of(family: str, template: str) -> Form:
     if family == "deepseek" and "```json" in template:
         return FORMS["deepseek fenced"]
     return FORMS[family]
+
+
+def without_first(form: Form) -> Form:
+    """The same after its first marker, which the model has written already."""
+    if form.begin:
+        return replace(form, begin=form.begin[1:])
+    # What begins every call ends the comma between two, so that the first can go without.
+    return replace(form, before=form.before[1:], comma=(*form.comma, form.before[0]))
 
 
 def calls_grammar(

@@ -18,7 +18,8 @@ TEMPLATE = (
     "{% for message in messages %}{{'<|im_start|>' + message.role + '\n' + message.content}}"
     "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
     "{{'<|im_end|>\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if not enable_thinking %}<think>\n\n</think>\n\n"
+    "{% endif %}{% endif %}"
 )
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -125,17 +126,17 @@ def test_streamed_and_plain_answers_agree(
 
 def test_t1_a_call_by_the_openai_client(tooled: Served) -> None:
     tooled.says(CALL)
-    answer = tooled.openai.chat.completions.create(model=MODEL(tooled), messages=ASK, tools=[WEATHER])  # type: ignore[list-item]
+    answer = tooled.openai.chat.completions.create(model=model_name(tooled), messages=ASK, tools=[WEATHER])  # type: ignore[list-item]
     message = answer.choices[0].message
     assert message.content is None and answer.choices[0].finish_reason == "tool_calls"
     [call] = message.tool_calls or []
     assert json.loads(call.function.arguments) == {"city": CITY}  # type: ignore[union-attr]
-    with tooled.openai.chat.completions.stream(model=MODEL(tooled), messages=ASK, tools=[WEATHER]) as stream:  # type: ignore[list-item]
+    with tooled.openai.chat.completions.stream(model=model_name(tooled), messages=ASK, tools=[WEATHER]) as stream:  # type: ignore[list-item]
         final = stream.get_final_completion()
     assert json.loads(final.choices[0].message.tool_calls[0].function.arguments) == {"city": CITY}  # type: ignore[index]
 
 
-def MODEL(served: Served) -> str:
+def model_name(served: Served) -> str:
     return str(served.http.get("/v1/models").json()["data"][0]["id"])
 
 
@@ -176,6 +177,15 @@ def test_a_demanded_call_is_a_grammar(tooled: Served, choice: Any) -> None:
     assert grammar is not None and grammar.kind == "lark" and grammar.starts_after == ()
     assert '"<tool_call>"' in grammar.source and json.dumps(WEATHER["function"]["parameters"]) in grammar.source
     assert ("(" in grammar.source.splitlines()[1]) == (choice == "required"), "one call of the named tool"
+
+
+def test_strict_tools_are_refused_where_they_cannot_be_kept(tooled: Served) -> None:
+    """Row T8: this vocabulary has no token for the tag."""
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    answer = tooled.http.post("/v1/chat/completions", json={"messages": ASK, "tools": [strict]})
+    assert answer.status_code == 400 and "strict" in answer.json()["error"]["message"]
+    tooled.says(CALL)
+    chat(tooled, tools=[strict], tool_choice="required")
 
 
 def test_none_and_single_calls(tooled: Served) -> None:

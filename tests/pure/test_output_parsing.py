@@ -21,7 +21,7 @@ HARD = {
 }
 ARGUMENTS = json.dumps(HARD, ensure_ascii=False)
 WEATHER, SEARCH = ("get_weather", HARD), ("search", {})
-A = '{"name": "get_weather", "arguments": %s}' % ARGUMENTS
+A = '{"name": "get_weather", "arguments": ' + ARGUMENTS + "}"
 B = '{"name": "search", "arguments": {}}'
 BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 ALL, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"

@@ -11,7 +11,7 @@ from ....ipc.sampling import Grammar
 from ...client.constraints import Constraint
 from ...client.generation import SequenceOutput
 from ...client.refusals import RequestRefused
-from ...parsing.call_grammars import calls_grammar, form_of
+from ...parsing.call_grammars import Form, calls_grammar, form_of, without_first
 from ...parsing.output_parser import REASONING_TAGS, OutputParser, Parsers
 from ...parsing.scanner import Arguments, CallBegan, CallBroken, CallEnded, Event, Reasoning, Text
 from ..schema.chat import CalledFunction, ChatRequest, NamedTool, Tool, ToolCall
@@ -62,15 +62,16 @@ def constraint_with_tools(
 ) -> Constraint | None:
     """The one grammar of response format and tool choice; it begins after the reasoning. Raises RequestRefused."""
     forced = _forced_tools(request)
-    strict = any(tool.function.strict for tool in request.tools or ()) and request.tool_choice != "none"
+    tools = [] if request.tool_choice == "none" else list(request.tools or ())
     if forced and constraint is not None:
         raise RequestRefused(
             f"{constraint.field}: not together with a tool_choice that demands a call; leave one out",
             param=constraint.field,
         )
-    if forced or (constraint is not None and strict) or (constraint is not None and request.tools):
-        if request.tool_choice != "none":
-            constraint = _calls_constraint(request, model, forced or list(request.tools or ()), constraint)
+    if forced or (constraint is not None and tools):
+        constraint = _calls_constraint(request, model, forced or tools, constraint)
+    elif any(tool.function.strict for tool in tools):
+        return _constraint_from_trigger(request, model, tools)
     if constraint is None:
         return None
     return constraint._replace(grammar=replace(constraint.grammar, starts_after=_end_ids(model, prompt_end)))
@@ -108,8 +109,6 @@ def _forced_tools(request: ChatRequest) -> list[Tool]:
 def _calls_constraint(
     request: ChatRequest, model: ServedModel, tools: list[Tool], other: Constraint | None
 ) -> Constraint:
-    family, template = model.parsers.tools, model.text.template
-    assert family is not None and template is not None
     answer = None
     if other is not None:
         if other.grammar.kind not in ("json_schema", "json_object"):
@@ -117,19 +116,45 @@ def _calls_constraint(
                 f"{other.field}: beside tools only JSON can be demanded; leave tools or this out", param=other.field
             )
         answer = other.grammar.source if other.grammar.kind == "json_schema" else '{"type": "object"}'
+    source = _calls_grammar(_form(model), request, model, tools, answer)
+    return Constraint("tools", Grammar(kind="lark", source=source))
+
+
+def _constraint_from_trigger(request: ChatRequest, model: ServedModel, tools: list[Tool]) -> Constraint:
+    """Strict tools that the model may call or not: held to their schemas once it has begun a call."""
+    form = _form(model)
+    trigger = (form.begin or form.before)[0]
+    ids = model.text.tokenizer.encode(trigger, add_special_tokens=False)
+    if len(ids) != 1:
+        raise RequestRefused(
+            "tools: this model has no token that begins a call, so strict can only be kept where a call is demanded; "
+            'send tool_choice "required", or leave strict out',
+            param="tools",
+        )
+    source = _calls_grammar(without_first(form), request, model, tools, None)
+    return Constraint("tools", Grammar(kind="lark", source=source, starts_after=tuple(ids)))
+
+
+def _form(model: ServedModel) -> Form:
+    assert model.parsers.tools is not None and model.text.template is not None
+    return form_of(model.parsers.tools, model.text.template.source)
+
+
+def _calls_grammar(
+    form: Form, request: ChatRequest, model: ServedModel, tools: list[Tool], answer_schema: str | None
+) -> str:
     control = model.text.tokenizer.control_texts
 
     def marker(text: str) -> str:
         return f"<[{control[text]}]>" if text in control else _quoted(text)
 
-    source = calls_grammar(
-        form_of(family, template.source),
+    return calls_grammar(
+        form,
         [(tool.function.name, tool.function.parameters or {"type": "object"}) for tool in tools],
         marker,
         is_single=request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool),
-        answer_schema=answer,
+        answer_schema=answer_schema,
     )
-    return Constraint("tools", Grammar(kind="lark", source=source))
 
 
 def _quoted(text: str) -> str:
