@@ -126,5 +126,6 @@ class JsonValue:
         else:
             self.is_done = True
 
-    def _break(self) -> None:
+    def _break(self) -> str | None:
         self.is_broken = True
+        return None

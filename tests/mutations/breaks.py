@@ -8,6 +8,7 @@ from grammar_breaks import GRAMMAR_BREAKS
 from hardware_breaks import HARDWARE_BREAKS
 from hardware_review_breaks import HARDWARE_REVIEW_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
+from parsing_breaks import PARSING_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
 from suite_breaks import SUITE_BREAKS
@@ -93,6 +94,7 @@ BREAKS = (
     *API_BREAKS,
     *FAULT_BREAKS,
     *NUMERICS_BREAKS,
+    *PARSING_BREAKS,
     *PLATFORM_BREAKS,
     *PROFILE_BREAKS,
     *SUITE_BREAKS,

@@ -158,9 +158,6 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     content = _flat_content(param, message)
     if content is None and message.role != "assistant":
         raise RequestRefused(f"{param}: a {message.role} message needs content", param=param)
-    if message.tool_calls is not None and message.role == "assistant":
-        for position, call in enumerate(message.tool_calls):
-            _check_call(f"messages[{index}].tool_calls[{position}]", call)
     told = {"role": message.role, "content": content or ""}
     extra = {
         "name": message.name,
@@ -192,12 +189,6 @@ def _told_tool(tool: Tool) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(tool)
     told["function"] = {name: value for name, value in told["function"].items() if value is not None}
     return told
-
-
-def _check_call(param: str, call: dict[str, Any]) -> None:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestRefused(f"{param}: a call needs function with a name", param=f"{param}.function")
 
 
 def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
