@@ -333,12 +333,12 @@ class Core(Actor):
         self._note_drained()
 
     def _know_vocabulary(self, message: Vocabulary, frames: list[bytes]) -> None:
+        """While nobody is served yet there is time to make something of it."""
         joined, lengths = frames
-        self.grammars.know(
-            TokenBytes(
-                joined, np.frombuffer(lengths, np.int32), control_ids=message.control_ids, end_ids=message.end_ids
-            )
+        vocabulary = TokenBytes(
+            joined, np.frombuffer(lengths, np.int32), control_ids=message.control_ids, end_ids=message.end_ids
         )
+        self.grammars.know(vocabulary, prepares=not self._is_booted)
 
     def _door(self, engine: Engine) -> Door:
         return Door(
