@@ -212,9 +212,9 @@ class Core(Actor):
                 self._fail_constrained(engine, request, reason)
 
     def _fail_constrained(self, engine: Engine, request: Request, reason: str) -> None:
-        assert request.compiled is not None
-        self.grammars.forget(request.compiled)
-        log.warning("request %d: its grammar failed on the way: %s", request.request_id, reason)
+        if request.compiled is not None:
+            self.grammars.forget(request.compiled)
+        log.warning("request %d: its constraint failed on the way: %s", request.request_id, reason)
         text = f"the answer cannot go on as its constraint wants: {reason}; make the constraint simpler"
         self._fail([engine.fail(request, FailKind.GRAMMAR, text)])
 

@@ -118,6 +118,7 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
     max_prompt_logprob_entries: int = 1 << 21
     max_prompts: int = 2048
     max_grammar_bytes: int = 1 << 20
+    max_bad_words: int = 256
     max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
 
@@ -133,7 +134,10 @@ class RequestRules(Struct, frozen=True, kw_only=True):
 
 
 class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):
-    """One frontend process. The model directory comes later (control.ModelKnown), so that the port opens at once."""
+    """One frontend process. The model directory comes later (control.ModelKnown), so that the port opens at once.
+
+    `requests_per_minute` of each of `api_keys`, counted over all frontends in `rate_file`.
+    """
 
     index: int
     num_frontends: int
@@ -143,6 +147,12 @@ class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):
     port: int
     served_model_name: str
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
+    requests_per_minute: int | None = None
+    rate_file: str = ""
+    cors_origins: tuple[str, ...] = ()
+    tls_certificate: str | None = None
+    tls_key: str | None = None
     limits: RequestLimits = RequestLimits()
     chat_template: str | None = None
     default_max_tokens: int | None = None

@@ -115,6 +115,16 @@ class Drained(Message, frozen=True, tag="drained"):
     """Nothing of this child's runs any more."""
 
 
+class DrainAsked(Message, frozen=True, tag="drain_asked"):
+    """From a frontend: an admin wants the server to end as SIGTERM ends it."""
+
+
+class LogLevelAsked(Message, frozen=True, tag="log_level_asked"):
+    """From a frontend: an admin wants lines of this level (info, warning, error) and above, and no others."""
+
+    level: str
+
+
 class Refused(Message, frozen=True, tag="refused"):
     """The child cannot start as asked; no restart would help. `text` ends with the cure."""
 
@@ -136,7 +146,18 @@ class GroupFault(Message, frozen=True, tag="group_fault"):
 
 ToChild = Begin | Attach | ModelKnown | PhaseNotice | CoreStarted | CoreLost | FrontendLost | WorkersLost | Drain | Stop
 FromChild = (
-    PhaseReport | Listening | Ready | Explained | Drained | Refused | Fault | GroupFault | Pulse | FromInspection
+    PhaseReport
+    | Listening
+    | Ready
+    | Explained
+    | Drained
+    | DrainAsked
+    | LogLevelAsked
+    | Refused
+    | Fault
+    | GroupFault
+    | Pulse
+    | FromInspection
 )
 
 TO_CHILD: Decoder[ToChild] = Decoder(ToChild)

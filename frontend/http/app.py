@@ -4,12 +4,16 @@ Generating routes are raw ASGI (their streams are pushed from the batch callback
 """
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +22,8 @@ from ..text.template import TemplateRefusal
 from .access import Access
 from .asgi import ClientLeft, Exchange, Receive, Scope, Send
 from .errors import INTERNAL_ERROR, ApiError, api_error
+from .rate_limit import RateLimit
+from .routes.admin import AdminRoutes
 from .routes.chat import ChatRoute
 from .routes.completions import CompletionsRoute
 from .routes.state import StateRoutes
@@ -35,13 +41,18 @@ class App:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._statistics = serving.statistics
-        self._access = Access(serving.configuration.api_keys)
+        configuration = serving.configuration
+        self._access = Access(configuration.api_keys, configuration.admin_keys)
+        self._rates: RateLimit | None = None
+        if configuration.requests_per_minute is not None:
+            num_keys = len(configuration.api_keys)
+            self._rates = RateLimit(Path(configuration.rate_file), num_keys, configuration.requests_per_minute)
         self._generating: dict[str, Callable[[Scope, Receive, Exchange], Awaitable[None]]] = {
             "/v1/chat/completions": ChatRoute(serving),
             "/v1/completions": CompletionsRoute(serving),
         }
         self._starlette = Starlette(
-            routes=[*StateRoutes(serving).routes(), *TokenRoutes(serving).routes()],
+            routes=[*StateRoutes(serving).routes(), *TokenRoutes(serving).routes(), *AdminRoutes(serving).routes()],
             exception_handlers={HTTPException: _http_error} | dict.fromkeys(_CONDITIONS, _condition_error),
         )
         self._starlette.router.redirect_slashes = False
@@ -70,7 +81,7 @@ class App:
             await self._answer_error(exchange, error)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
-        self._access.check(scope)
+        key = self._access.check(scope)
         self._check_head(scope)
         route = self._generating.get(scope["path"])
         if route is None:
@@ -78,6 +89,7 @@ class App:
         elif scope["method"] != "POST":
             raise ApiError(405, f"{scope['path']} takes POST only", headers=((b"allow", b"POST"),))
         else:
+            self._check_rate(key)
             with self._serving.generating():
                 await route(scope, receive, exchange)
 
@@ -94,12 +106,38 @@ class App:
         if size > self._serving.limits.max_header_bytes or len(scope["headers"]) > _MAX_HEADERS:
             raise ApiError(431, "the request's headers are too large")
 
+    def _check_rate(self, key: int | None) -> None:
+        """Raises ApiError 429 for a key that asked too often."""
+        if self._rates is None or key is None:
+            return
+        wait_s = self._rates.take(key)
+        if wait_s is not None:
+            raise ApiError(
+                429,
+                f"this key may make {self._rates.per_minute} requests a minute; ask again in {math.ceil(wait_s)} s",
+                code="rate_limit_exceeded",
+                retry_after_s=wait_s,
+            )
+
     def _route(self, scope: Scope) -> str:
         """A bounded set of names, whatever clients ask for."""
         path: str = scope["path"]
         if path in self._generating or any(path == route.path for route in self._starlette.routes):  # type: ignore[attr-defined]
             return path
         return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
+
+
+def from_origins(app: App, origins: tuple[str, ...]) -> Any:
+    """The application for web pages of these origins too (CORS); itself without any."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
 
 
 _CONDITIONS = (

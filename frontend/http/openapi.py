@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from ...ipc.configuration import RequestLimits
+from .schema.admin import Done, LogLevelRequest
 from .schema.chat import ChatCompletion, ChatRequest
 from .schema.completions import Completion, CompletionRequest
 from .schema.errors import ErrorResponse
@@ -18,6 +19,7 @@ _TEMPLATE = "#/components/schemas/{name}"
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
+    403: "The key is no admin's.",
     404: "No such model.",
     405: "The path exists, with another method.",
     408: "The body stalled.",
@@ -40,6 +42,8 @@ class _Operation(Struct, frozen=True, kw_only=True):
     media: str = "application/json"
     streams: bool = False
     is_open: bool = False
+    is_for_admins: bool = False
+    status: int = 200
     parameters: tuple[str, ...] = ()
 
 
@@ -82,14 +86,27 @@ _OPERATIONS = (
     _Operation(path="/metrics", method="get", summary="Prometheus metrics", response=None, media="text/plain"),
     _Operation(path="/version", method="get", summary="The version", response=Version),
     _Operation(path="/openapi.json", method="get", summary="This document", response=None),
+    *(
+        _Operation(
+            path=path, method="post", summary=summary, response=Done, request=request, status=status, is_for_admins=True
+        )
+        for path, status, summary, request in (
+            ("/admin/drain", 202, "End as SIGTERM does: live requests first", None),
+            ("/admin/reset_prefix_cache", 200, "Forget cached content that nobody uses", None),
+            ("/admin/log_level", 200, "What is printed from now on", LogLevelRequest),
+        )
+    ),
 )
 
 
-def document(version: str, limits: RequestLimits, *, trusts_templates: bool) -> dict[str, Any]:
-    """OpenAPI 3.1, as builtins, with this server's limits."""
+def document(
+    version: str, limits: RequestLimits, *, trusts_templates: bool, has_admins: bool = False
+) -> dict[str, Any]:
+    """OpenAPI 3.1, as builtins, with this server's limits and the routes that it has."""
+    operations = [operation for operation in _OPERATIONS if has_admins or not operation.is_for_admins]
     types = {
         kind
-        for operation in _OPERATIONS
+        for operation in operations
         for kind in (operation.request, operation.response, ErrorResponse)
         if kind is not None
     }
@@ -102,7 +119,7 @@ def document(version: str, limits: RequestLimits, *, trusts_templates: bool) -> 
         for kind in ("ChatRequest", "TokenizeRequest"):
             components[kind]["properties"]["chat_template"] = {"type": "null"}
     paths: dict[str, dict[str, Any]] = {}
-    for operation in _OPERATIONS:
+    for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return {
         "openapi": "3.1.0",
@@ -116,8 +133,8 @@ def _described(operation: _Operation) -> dict[str, Any]:
     described: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": f"{operation.method} {operation.path}",
-        "responses": {"200": _success(operation)} | _failures(operation),
-        "security": [] if operation.is_open else [{}, {"key": []}],
+        "responses": {str(operation.status): _success(operation)} | _failures(operation),
+        "security": [] if operation.is_open else [*([] if operation.is_for_admins else [{}]), {"key": []}],
     }
     if operation.request is not None:
         described["requestBody"] = {
@@ -144,6 +161,8 @@ def _failures(operation: _Operation) -> dict[str, Any]:
     statuses = _READ_ERRORS if operation.request is None else _WRITE_ERRORS
     if operation.parameters:
         statuses = (*statuses, 404)
+    if operation.is_for_admins:
+        statuses = (*statuses, 403)
     content = {"application/json": {"schema": _ref(ErrorResponse)}}
     return {str(status): {"description": _ERRORS[status], "content": content} for status in sorted(statuses)}
 
@@ -166,6 +185,7 @@ _LENGTHS = {
     "stop": ("maxItems", "max_stop_strings"),
     "stop_token_ids": ("maxItems", "max_stop_token_ids"),
     "logit_bias": ("maxProperties", "max_logit_bias"),
+    "bad_words": ("maxItems", "max_bad_words"),
 }
 _PART_TYPES = ["text", "input_text", "output_text", "refusal"]
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import uvloop
-from granian.constants import HTTPModes, Interfaces
+from granian.constants import HTTPModes, Interfaces, SSLProtocols
 from granian.http import HTTP1Settings
 from granian.server.embed import Server
 
@@ -37,7 +37,7 @@ from ...ipc.process import Adopted, adopt
 from ..client.engine_client import EngineClient
 from ..client.refusals import RequestFailed
 from ..text.model_text import ModelText
-from .app import App
+from .app import App, from_origins
 from .serving import Serving
 
 _BACKLOG = 4096  # connections; the server's own default stops answering, /health included, at 128
@@ -67,9 +67,10 @@ class Frontend(Actor):
             stall_limit_s=configuration.stall_limit_s,
             default_max_tokens=configuration.default_max_tokens,
         )
-        self._serving = Serving(configuration, self._client, self.start_task)
+        self._serving = Serving(configuration, self._client, self.start_task, self._link.send)
+        certificate, key = configuration.tls_certificate, configuration.tls_key
         self._server = Server(
-            App(self._serving),
+            from_origins(App(self._serving), configuration.cors_origins),
             address=configuration.host,
             port=configuration.port,
             interface=Interfaces.ASGINL,
@@ -82,6 +83,9 @@ class Frontend(Actor):
             backlog=_BACKLOG,
             backpressure=_BACKLOG,
             log_enabled=False,
+            ssl_cert=None if certificate is None else Path(certificate),
+            ssl_key=None if key is None else Path(key),
+            ssl_protocol_min=SSLProtocols.tls12,
         )
 
     async def open(self) -> None:

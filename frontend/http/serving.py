@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from ...ipc.configuration import FrontendConfiguration
+from ...ipc.control import FromChild
 from ..client.engine_client import EngineClient
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
@@ -34,8 +35,15 @@ class ServedModel(Struct, frozen=True):
 class Serving:
     """Belongs to the frontend's loop."""
 
-    def __init__(self, configuration: FrontendConfiguration, client: EngineClient, start_task: StartTask) -> None:
+    def __init__(
+        self,
+        configuration: FrontendConfiguration,
+        client: EngineClient,
+        start_task: StartTask,
+        tell_supervisor: Callable[[FromChild], None],
+    ) -> None:
         self.configuration = configuration
+        self.tell_supervisor = tell_supervisor
         self.limits = configuration.limits
         self.client = client
         self._start_task = start_task

@@ -14,6 +14,7 @@ from ...ipc.configuration import (
     WorkerConfiguration,
 )
 from ...ipc.facts import AttentionStrategy, Phase, QueueOrdering
+from .keys import Keys
 from .options import AUTO, Auto, Options
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -28,6 +29,7 @@ class Birth(Struct, frozen=True, kw_only=True):
     num_frontends: int
     served_model_name: str
     port: int
+    keys: Keys = Keys()
     explain: bool = False
 
 
@@ -59,7 +61,13 @@ def frontend_configuration(options: Options, birth: Birth, *, index: int, incarn
         host=options.host,
         port=birth.port,
         served_model_name=birth.served_model_name,
-        api_keys=options.api_key,
+        api_keys=birth.keys.clients,
+        admin_keys=birth.keys.admins,
+        requests_per_minute=_settled(options.max_requests_per_minute),
+        rate_file=str(birth.run_directory / "rates"),
+        cors_origins=options.cors_origin,
+        tls_certificate=None if options.tls_certificate is None else str(options.tls_certificate),
+        tls_key=None if options.tls_key is None else str(options.tls_key),
         limits=rules.limits,
         chat_template=rules.chat_template,
         default_max_tokens=rules.default_max_tokens,

@@ -115,6 +115,33 @@ class Options(Struct, frozen=True, kw_only=True):
             "keys clients must send; the environment hides them from process lists",
         ),
     ] = ()
+    api_key_file: Annotated[Path | None, About("Server", File(), "more keys, one a line; # begins a comment")] = None
+    admin_key: Annotated[
+        tuple[str, ...],
+        About(
+            "Server",
+            Texts("text; repeat the flag; in the environment, commas separate"),
+            "keys for the /admin routes, which are not there without one",
+        ),
+    ] = ()
+    admin_key_file: Annotated[Path | None, About("Server", File(), "more admin keys, one a line")] = None
+    tls_certificate: Annotated[
+        Path | None, About("Server", File(), "certificate chain (PEM): HTTPS instead of HTTP, from TLS 1.2 on")
+    ] = None
+    tls_key: Annotated[Path | None, About("Server", File(), "the certificate's private key (PEM), no passphrase")] = (
+        None
+    )
+    cors_origin: Annotated[
+        tuple[str, ...],
+        About(
+            "Server",
+            Texts("origins such as https://app.example; * is all; repeat the flag, or separate by commas", splits=True),
+            "web pages of these origins may ask; without it no other page may",
+        ),
+    ] = ()
+    max_requests_per_minute: Annotated[
+        int | Auto, About("Server", COUNT_OR_AUTO, "of each key; one more is answered 429; auto is no limit")
+    ] = AUTO
     max_queued_requests: Annotated[
         int | Auto, About("Server", COUNT_OR_AUTO, "requests that may wait; one more is answered 429 at once")
     ] = AUTO
@@ -293,9 +320,11 @@ def _described() -> dict[str, About]:
 
 
 ABOUT: Mapping[str, About] = _described()
+_SECRETS = ("api_key", "admin_key")
 _FOR_CLIENTS = {  # options that mean nothing without HTTP
     *("served_model_name", "host", "port", "frontends", "api_key", "log_requests", "trust_request_templates"),
-    *("max_body_bytes", "max_header_bytes", "max_prompts"),
+    *("max_body_bytes", "max_header_bytes", "max_prompts", "max_requests_per_minute"),
+    *("api_key_file", "admin_key", "admin_key_file", "tls_certificate", "tls_key", "cors_origin"),
 }
 
 
@@ -356,7 +385,7 @@ def _read_value(name: str, about: About, raw: object, source: Source) -> object:
             Source.ENVIRONMENT: f"environment variable {PREFIX}{name.upper()}",
             Source.FILE: f"{name} in the option file",
         }[source]
-        shown = "its value" if name == "api_key" else repr(raw)
+        shown = "its value" if name in _SECRETS else repr(raw)
         raise OptionError(f"{where}: {shown} is not allowed. Allowed: {about.kind.allowed}.") from None
 
 
@@ -418,7 +447,7 @@ def _read_flags(arguments: Sequence[str]) -> Iterator[tuple[str, object]]:
             continue
         name, value = _split_flag(word, words)
         if name in ABOUT and ABOUT[name].kind.repeats:
-            repeated.setdefault(name, []).extend(str(value).split(",") if name != "api_key" else [str(value)])
+            repeated.setdefault(name, []).extend([str(value)] if name in _SECRETS else str(value).split(","))
         else:
             _once(found, name, value, word)
     yield from found.items()

@@ -24,6 +24,7 @@ from ...ipc.control import (
     CoreLost,
     CoreStarted,
     Drain,
+    DrainAsked,
     Drained,
     Explained,
     Fault,
@@ -31,6 +32,7 @@ from ...ipc.control import (
     FrontendLost,
     GroupFault,
     Listening,
+    LogLevelAsked,
     ModelKnown,
     PhaseNotice,
     PhaseReport,
@@ -46,6 +48,7 @@ from ...ipc.server_info import ServerInfo
 from .children import LOOK_LIMIT_S, Child, child_environment, module_command
 from .configurations import Birth, core_configuration, frontend_configuration, worker_configuration
 from .device_visibility import worker_visibility
+from .keys import Keys, check_certificate, open_door, read_keys
 from .model_fetch import Fetching, Model, bring
 from .model_source import HubModel, find_model
 from .options import AUTO, Options, inherited_environment
@@ -119,6 +122,7 @@ class Supervisor(Actor):
         self.options = options
         self.model: Model | None = None
         self.generation = 0
+        self._log_level: str = options.log_level
         self._decided: frozenset[str] = frozenset()
         self.core_incarnation = 0
         self._progress = progress
@@ -209,8 +213,13 @@ class Supervisor(Actor):
         asyncio.get_running_loop().set_exception_handler(self._callback_raised)
         options = self.options
         self._source = find_model(options.model, revision=options.revision, weights_needed=self._needs_weights)
+        keys = Keys()
         if self._num_frontends:
+            keys = read_keys(options)
+            check_certificate(options)
             self._port = HeldPort(options.host, options.port)
+            if (told := open_door(options, keys)) is not None:
+                self._progress.line(told)
         self._run_directory = RunDirectory(options.run_parent())
         self._death_pipe = os.pipe()
         self._birth = Birth(
@@ -220,6 +229,7 @@ class Supervisor(Actor):
             num_frontends=self._num_frontends,
             served_model_name=options.served_model_name or self._source.name,
             port=self.port or 0,
+            keys=keys,
             explain=self._on_explained is not None,
         )
         for index in range(self._num_frontends):
@@ -445,6 +455,12 @@ class Supervisor(Actor):
             case Drained():
                 for place in self._frontends:
                     place.is_drained = place.is_drained or place.child is child
+            case DrainAsked():
+                self._progress.line(f"{child.name}: an admin asked for the end.")
+                if not self._is_draining:  # a second wish is no second signal
+                    self.terminate()
+            case LogLevelAsked():
+                self._log_level = message.level
             case Refused():
                 self._fail(Refusal(message.text))
             case Fault():
@@ -457,7 +473,7 @@ class Supervisor(Actor):
 
     def printed(self, child: Child, line: str) -> None:
         """A child's line of output."""
-        if _level(line) >= _LEVELS[self.options.log_level.upper()]:
+        if _level(line) >= _LEVELS[self._log_level.upper()]:
             self._progress.line(f"{child.name} | {line}")
 
     def ended(self, child: Child) -> None:
@@ -535,7 +551,8 @@ class Supervisor(Actor):
             self._has_listened = True
             elapsed_s = time.monotonic() - self._began_s
             host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
-            self._progress.line(f"Listening on http://{host}:{port} after {elapsed_s:.2f} s.")
+            scheme = "http" if self.options.tls_certificate is None else "https"
+            self._progress.line(f"Listening on {scheme}://{host}:{port} after {elapsed_s:.2f} s.")
 
     def _on_ready(self, child: Child, message: Ready) -> None:
         if child is not self._core or message.generation != self.generation or self._unready_since_s is None:

@@ -4,6 +4,7 @@ from broken import Break
 
 SERVER = ("tests/api/test_real_server.py",)
 OFFLINE = ("tests/api/test_real_offline.py",)
+ACCESS = ("tests/api/test_access.py",)
 DOOR = ("tests/pure/test_admission.py",)
 
 API_BREAKS = (
@@ -38,8 +39,8 @@ API_BREAKS = (
     Break(
         "X5: paths that begin like open ones are open",
         "frontend/http/access.py",
-        'scope["path"] in OPEN_PATHS',
-        'scope["path"].startswith(tuple(OPEN_PATHS))',
+        "or path in OPEN_PATHS:",
+        "or path.startswith(tuple(OPEN_PATHS)):",
         (*SERVER, "-k", "x5"),
     ),
     Break(
@@ -118,5 +119,47 @@ API_BREAKS = (
         "            self._end = error\n",
         "",
         (*OFFLINE, "-k", "cannot_be_kept"),
+    ),
+    Break(
+        "X5: a client's key opens the admin routes",
+        "frontend/http/access.py",
+        "        if is_client:\n",
+        "        if False:\n",
+        ACCESS,
+    ),
+    Break(
+        "X5: admin routes are there without an admin key",
+        "frontend/http/access.py",
+        "        if not self._admins:\n",
+        "        if False:\n",
+        ACCESS,
+    ),
+    Break(
+        "X5: any scheme may carry the key",
+        "frontend/http/access.py",
+        'if scheme.lower() == b"bearer" else b""',
+        'if scheme else b""',
+        ("tests/api/test_refusals.py", "-k", "x5"),
+    ),
+    Break(
+        "a rate is counted by each frontend for itself",
+        "frontend/launch/configurations.py",
+        'rate_file=str(birth.run_directory / "rates")',
+        'rate_file=str(birth.run_directory / f"rates-{index}")',
+        (*ACCESS, "-k", "one_rate"),
+    ),
+    Break(
+        "a request that is refused for its rate takes from it",
+        "frontend/http/rate_limit.py",
+        "left - allowed, now_s)",
+        "left - 1, now_s)",
+        ACCESS,
+    ),
+    Break(
+        "a second wish to drain cuts streams short",
+        "frontend/launch/supervisor.py",
+        "                if not self._is_draining:  # a second wish is no second signal\n",
+        "                if True:\n",
+        ACCESS,
     ),
 )

@@ -138,8 +138,8 @@ FRONTEND_BREAKS = (
     Break(
         "X5: keys guard the generating routes only",
         "frontend/http/app.py",
-        "        self._access.check(scope)\n",
-        '        if scope["path"] in self._generating:\n            self._access.check(scope)\n',
+        "        key = self._access.check(scope)\n",
+        '        key = self._access.check(scope) if scope["path"] in self._generating else None\n',
         (*REFUSALS, "-k", "x5"),
     ),
     Break(

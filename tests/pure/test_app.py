@@ -34,7 +34,9 @@ async def test_bugs_are_plain_500s(method: str, path: str, caplog: pytest.LogCap
         log_requests=True,
     )
     client: Any = BrokenClient()
-    serving = Serving(configuration, client, lambda work, name: asyncio.get_running_loop().create_task(work))
+    serving = Serving(
+        configuration, client, lambda work, name: asyncio.get_running_loop().create_task(work), lambda message: None
+    )
     transport = httpx.ASGITransport(App(serving), raise_app_exceptions=False)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO):
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:

@@ -85,7 +85,12 @@ class StateRoutes:
         """The description of this interface."""
         if self._document is None:
             configuration = self._serving.configuration
-            told = document(__version__, configuration.limits, trusts_templates=configuration.trust_request_templates)
+            told = document(
+                __version__,
+                configuration.limits,
+                trusts_templates=configuration.trust_request_templates,
+                has_admins=bool(configuration.admin_keys),
+            )
             self._document = msgspec.json.encode(told)
         return Response(self._document, media_type="application/json")
 
