@@ -1,5 +1,6 @@
 """The door: turns a Submit into a Request, or says why not."""
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -51,8 +52,11 @@ def admit(
         return reject(RejectKind.INVALID, "n and max_tokens must be at least 1")
     ids = [*submit.sampling.end_token_ids, *submit.sampling.stop_token_ids]
     ids += [token_id for token_id, _ in submit.sampling.logit_bias]
+    ids += [*submit.sampling.allowed_token_ids, *itertools.chain.from_iterable(submit.sampling.bad_token_ids)]
     if any(not 0 <= token_id < door.vocab_size for token_id in ids):
-        return reject(RejectKind.INVALID, f"a stop or bias token id is outside the vocabulary of {door.vocab_size}")
+        return reject(RejectKind.INVALID, f"a token id of the sampling is outside the vocabulary of {door.vocab_size}")
+    if not all(submit.sampling.bad_token_ids):
+        return reject(RejectKind.INVALID, "a run of bad token ids is empty; leave it out")
     if (wrong := _out_of_range(submit.sampling)) is not None:
         return reject(RejectKind.INVALID, wrong)
     if len(prompt) >= door.max_model_len:

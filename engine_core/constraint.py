@@ -1,4 +1,4 @@
-"""One sequence's way through its grammar: tokens in, the mask of what may follow out."""
+"""What may follow in one sequence: tokens in, the mask of the next one out."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -39,8 +39,8 @@ class TokenSet:
             words[self._places] |= self._bits
 
 
-class Constraint:
-    """Touched by the mask thread alone, but for `num_given`, the outputs that were given to it, which is the loop's.
+class GrammarWalk:
+    """A sequence's place in its grammar.
 
     While the answer is still free (before `starts_after`) it may not end. Afterwards it may end where the grammar says
     so: not before `min_tokens`, and with the end token ignored not at all, as long as the grammar can go on.
@@ -54,15 +54,14 @@ class Constraint:
         "_matcher",
         "_min_tokens",
         "_num_outputs",
+        "_num_tokens",
         "_stops",
         "_tail",
-        "grammar",
-        "num_given",
+        "num_words",
     )
 
     def __init__(self, grammar: CompiledGrammar, sampling: Sampling, starts_after: tuple[int, ...] = ()) -> None:
-        self.grammar = grammar
-        self.num_given = 0
+        self.num_words = num_words(grammar.num_tokens)
         self._matcher = grammar.matcher.deep_copy()
         self._end_id = grammar.end_ids[0]
         self._ends = TokenSet(grammar.end_ids)
@@ -72,6 +71,7 @@ class Constraint:
         self._free = starts_after
         self._tail: list[int] = []
         self._num_outputs = 0
+        self._num_tokens = grammar.num_tokens
 
     def advance(self, tokens: list[int]) -> None:
         """These were sampled. Raises ConstraintFailed."""
@@ -82,7 +82,8 @@ class Constraint:
             raise ConstraintFailed(_reason(self._matcher.get_error()))
 
     def fill(self, words: Array) -> None:
-        """Set the bits of the tokens that may come next; `words` is one row, uint32. Raises ConstraintFailed."""
+        """Set the bits of the tokens that may come next. Raises ConstraintFailed."""
+        words = words[: self.num_words]
         if self._free:
             self._fill_free(words)
             return
@@ -121,18 +122,98 @@ class Constraint:
         return []
 
     def _fill_free(self, words: Array) -> None:
-        words[:] = 0xFFFFFFFF
-        used = self.grammar.num_tokens & 31
-        if used:
-            words[-1] = (1 << used) - 1
+        allow_all(words, self._num_tokens)
         self._ends.take_from(words)
         if self._num_outputs < self._min_tokens:
             self._stops.take_from(words)
 
 
-def words_per_row(grammar: CompiledGrammar) -> int:
+class TokenRules:
+    """Which tokens a request allows, and which runs of them it does not."""
+
+    __slots__ = ("_allowed", "_bad", "_longest", "_runs", "_tail")
+
+    def __init__(self, sampling: Sampling, num_tokens: int) -> None:
+        self._allowed: Array | None = None
+        if sampling.allowed_token_ids:
+            self._allowed = np.zeros(num_words(num_tokens), np.uint32)
+            TokenSet(sampling.allowed_token_ids).add_to(self._allowed)
+        self._bad = TokenSet(run[0] for run in sampling.bad_token_ids if len(run) == 1)
+        self._runs = [(list(run[:-1]), TokenSet(run[-1:])) for run in sampling.bad_token_ids if len(run) > 1]
+        self._longest = max((len(before) for before, _ in self._runs), default=0)
+        self._tail: list[int] = []
+
+    def advance(self, tokens: list[int]) -> None:
+        """These were sampled."""
+        if self._longest:
+            self._tail = (self._tail + tokens)[-self._longest :]
+
+    def narrow(self, words: Array) -> None:
+        """Clear the bits of what is not allowed now. Raises ConstraintFailed."""
+        if self._allowed is not None:
+            words[: len(self._allowed)] &= self._allowed
+            words[len(self._allowed) :] = 0
+        self._bad.take_from(words)
+        for before, last in self._runs:
+            if self._tail[-len(before) :] == before:
+                last.take_from(words)
+        if not words.any():
+            raise ConstraintFailed("allowed_token_ids and bad_words leave no token that may come next")
+
+
+class Constraint:
+    """All that says which tokens one sequence may take. Touched by the mask thread alone, but for `num_given`, the
+    outputs that were given to it, which is the loop's.
+    """
+
+    __slots__ = ("_num_tokens", "_rules", "_walk", "num_given", "num_words")
+
+    def __init__(self, walk: GrammarWalk | None, rules: TokenRules | None, num_tokens: int) -> None:
+        """`num_tokens` of the model's vocabulary, of which a grammar may know fewer."""
+        self.num_given = 0
+        self.num_words = num_words(num_tokens) if walk is None else max(num_words(num_tokens), walk.num_words)
+        self._walk = walk
+        self._rules = rules
+        self._num_tokens = num_tokens
+
+    def advance(self, tokens: list[int]) -> None:
+        """These were sampled. Raises ConstraintFailed."""
+        if self._walk is not None:
+            self._walk.advance(tokens)
+        if self._rules is not None:
+            self._rules.advance(tokens)
+
+    def fill(self, words: Array) -> None:
+        """Set the bits of the tokens that may come next; `words` is one row of zeros. Raises ConstraintFailed."""
+        if self._walk is not None:
+            self._walk.fill(words)
+        else:
+            allow_all(words, self._num_tokens)
+        if self._rules is not None:
+            self._rules.narrow(words)
+
+
+def constraint_of(
+    sampling: Sampling, compiled: CompiledGrammar | None, starts_after: tuple[int, ...], num_tokens: int
+) -> Constraint:
+    """Of a new sequence."""
+    walk = None if compiled is None else GrammarWalk(compiled, sampling, starts_after)
+    has_rules = sampling.allowed_token_ids or sampling.bad_token_ids
+    return Constraint(walk, TokenRules(sampling, num_tokens) if has_rules else None, num_tokens)
+
+
+def allow_all(words: Array, num_tokens: int) -> None:
+    """Set the bit of every token, and none beyond."""
+    whole, used = divmod(num_tokens, 32)
+    words[:whole] = 0xFFFFFFFF
+    words[whole:] = 0
+    if used:
+        words[whole] = (1 << used) - 1
+
+
+def num_words(num_tokens: int) -> int:
     """uint32 words of one mask."""
-    return mask_bytes(grammar.num_tokens) // 4
+    return mask_bytes(num_tokens) // 4
 
 
 def _reason(error: str) -> str:

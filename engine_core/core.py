@@ -212,9 +212,9 @@ class Core(Actor):
                 self._fail_constrained(engine, request, reason)
 
     def _fail_constrained(self, engine: Engine, request: Request, reason: str) -> None:
-        assert request.compiled is not None
-        self.grammars.forget(request.compiled)
-        log.warning("request %d: its grammar failed on the way: %s", request.request_id, reason)
+        if request.compiled is not None:
+            self.grammars.forget(request.compiled)
+        log.warning("request %d: its constraint failed on the way: %s", request.request_id, reason)
         text = f"the answer cannot go on as its constraint wants: {reason}; make the constraint simpler"
         self._fail([engine.fail(request, FailKind.GRAMMAR, text)])
 
@@ -333,12 +333,12 @@ class Core(Actor):
         self._note_drained()
 
     def _know_vocabulary(self, message: Vocabulary, frames: list[bytes]) -> None:
+        """While nobody is served yet there is time to make something of it."""
         joined, lengths = frames
-        self.grammars.know(
-            TokenBytes(
-                joined, np.frombuffer(lengths, np.int32), control_ids=message.control_ids, end_ids=message.end_ids
-            )
+        vocabulary = TokenBytes(
+            joined, np.frombuffer(lengths, np.int32), control_ids=message.control_ids, end_ids=message.end_ids
         )
+        self.grammars.know(vocabulary, prepares=not self._is_booted)
 
     def _door(self, engine: Engine) -> Door:
         return Door(

@@ -107,7 +107,7 @@ class Engine:
         if not in_flight or (rows := in_flight[0].masked) is None or in_flight[0].step <= self._masked_step:
             return None
         self._masked_step = in_flight[0].step
-        return MaskWork.collect(self._masked_step, rows, self.table)
+        return MaskWork.collect(self._masked_step, rows, self.table, self.limits.vocab_size)
 
     def fail(self, request: Request, kind: FailKind, text: str) -> Failure:
         """One request ends without an answer, whatever it was doing."""

@@ -74,12 +74,21 @@ class GrammarCompiler:
         self._trials = _Trials(start_task)
         self.num_compiled = self.num_hits = self.num_refused = 0
 
-    def know(self, vocabulary: TokenBytes) -> None:
-        """The vocabulary, from the first frontend that says it. Takes half a second where it is large, at the start."""
+    def know(self, vocabulary: TokenBytes, *, prepares: bool) -> None:
+        """The vocabulary, from the first frontend that says it. With `prepares` what is made of it is made now, which
+        takes half a second where it is large; else when the first grammar needs it.
+        """
         if self._vocabulary is None:
             self._vocabulary = vocabulary
-            self._tokenizer = vocabulary.tokenizer()
             self._known.set()
+            if prepares:
+                self._prepared()
+
+    def _prepared(self) -> LLTokenizer:
+        assert self._vocabulary is not None
+        if self._tokenizer is None:
+            self._tokenizer = self._vocabulary.tokenizer()
+        return self._tokenizer
 
     async def close(self) -> None:
         """End the process of trials and the thread."""
@@ -145,9 +154,9 @@ class GrammarCompiler:
         return verdict
 
     async def _made(self, key: Key, verdict: Verdict) -> CompiledGrammar:
-        assert self._tokenizer is not None and self._vocabulary is not None and verdict.grammar is not None
+        assert self._vocabulary is not None and verdict.grammar is not None
         loop = asyncio.get_running_loop()
-        matcher = await loop.run_in_executor(self._thread, compiled, self._tokenizer, verdict.grammar)
+        matcher = await loop.run_in_executor(self._thread, compiled, self._prepared(), verdict.grammar)
         if matcher.is_error():
             raise GrammarRefused(" ".join(matcher.get_error().split()))
         return CompiledGrammar(matcher, self._vocabulary, key, verdict.num_bytes)

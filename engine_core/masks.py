@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ipc.plan import TokenMasks
-from .constraint import Constraint, ConstraintFailed, words_per_row
+from .constraint import Constraint, ConstraintFailed
 from .request import Sequence
 from .sequence_table import SequenceTable
 
@@ -36,13 +36,15 @@ class MaskWork:
         self._rows = rows
 
     @classmethod
-    def collect(cls, step: int, rows: Array, table: SequenceTable) -> "MaskWork":
-        """For those of `rows`, masked in this step, whose sequences still live. All tokens before it are committed."""
+    def collect(cls, step: int, rows: Array, table: SequenceTable, num_tokens: int) -> "MaskWork":
+        """For those of `rows`, masked in this step, whose sequences still live. All tokens before it are committed.
+        `num_tokens` of the model's vocabulary.
+        """
         found = []
         for row in rows[table.alive[rows]].tolist():
             sequence = table.sequences[row]
             assert sequence is not None
-            constraint = sequence.constraint()
+            constraint = sequence.constraint(num_tokens)
             begin = int(table.prompt_length[row]) + constraint.num_given
             tokens = table.history[row, begin : table.known[row]].tolist()
             constraint.num_given += len(tokens)
@@ -51,7 +53,7 @@ class MaskWork:
 
     def run(self) -> Masks:
         """Masks by row. A row whose constraint failed has none: its request fails before its token counts."""
-        width = max((words_per_row(masked.constraint.grammar) for masked in self._rows), default=0)
+        width = max((masked.constraint.num_words for masked in self._rows), default=0)
         words = np.zeros((len(self._rows), width), np.uint32)
         failed: list[tuple[Sequence, str]] = []
         rows: list[int] = []

@@ -5,7 +5,7 @@ from enum import Enum
 import numpy as np
 
 from ..ipc.sampling import Grammar, Pooling, Sampling
-from .constraint import Constraint
+from .constraint import Constraint, constraint_of
 from .grammar_compiler import CompiledGrammar
 
 
@@ -86,6 +86,12 @@ class Request:
         return all(sequence.state is State.ENDED for sequence in self.sequences)
 
     @property
+    def is_masked(self) -> bool:
+        """Whether its tokens are chosen under masks."""
+        sampling = self.sampling
+        return bool(self.grammar is not None or sampling.allowed_token_ids or sampling.bad_token_ids)
+
+    @property
     def end_token_ids(self) -> tuple[int, ...]:
         """Those that end it; where a grammar is complete its end tokens do, though the user asked to ignore them."""
         return self.sampling.end_token_ids if self.compiled is None else self.compiled.end_ids
@@ -139,12 +145,13 @@ class Sequence:
         """The committed tokens of a sequence that is not seated, int32."""
         return self.request.prompt if self.saved is None else self.saved
 
-    def constraint(self) -> Constraint:
-        """Its own way through the request's grammar, kept over preemptions."""
+    def constraint(self, num_tokens: int) -> Constraint:
+        """Its own, kept over preemptions. `num_tokens` of the vocabulary."""
         if self._constraint is None:
             request = self.request
-            assert request.grammar is not None and request.compiled is not None
-            self._constraint = Constraint(request.compiled, request.sampling, request.grammar.starts_after)
+            assert request.is_masked and (request.grammar is None or request.compiled is not None)
+            starts_after = request.grammar.starts_after if request.grammar is not None else ()
+            self._constraint = constraint_of(request.sampling, request.compiled, starts_after, num_tokens)
         return self._constraint
 
     def __repr__(self) -> str:

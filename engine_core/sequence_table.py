@@ -155,7 +155,7 @@ class SequenceTable:
         self.owner[row] = request.owner
         self.alive[row] = True
         self.decoding[row] = False
-        self.masked[row] = request.grammar is not None
+        self.masked[row] = request.is_masked
         self._set_ends(row, request.end_token_ids + sampling.stop_token_ids)
         self.sequences[row] = sequence
         sequence.row, sequence.saved, sequence.blocks = row, None, matched

@@ -9,7 +9,8 @@ class Sampling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     `end_token_ids` are the model's own ends (ignored when the user asked to ignore them: then empty);
     `stop_token_ids` are the user's. Both end a sequence; the first kind is never shown as text.
     `max_tokens` counts output tokens and is always set. Temperature 0 is greedy. `top_k` 0 is off.
-    `seed` is an unsigned word of 64 bits.
+    `seed` is an unsigned word of 64 bits. `allowed_token_ids` are the only ones that may be sampled, unless there are
+    none; of `bad_token_ids` no run may come in the output.
     """
 
     max_tokens: int
@@ -27,6 +28,8 @@ class Sampling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class Pooling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -213,7 +213,7 @@ class EngineClient(Actor):
                 "end; add eos_token_id to generation_config.json",
                 param=request.grammar_field,
             )
-        sampling = settle(request.params, model.defaults, model.end_token_ids, room)
+        sampling = settle(request.params, model, room)
         generation = Generation(next(self._request_ids), request, model, self._finish_sequence, listener)
         generation.core_incarnation = state.incarnation
         self._live[generation.request_id] = generation

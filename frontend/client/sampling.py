@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from ...ipc.configuration import RequestLimits
 from ...ipc.frontend_messages import RejectKind
 from ...ipc.sampling import Sampling
-from ..text.model_text import SamplingDefaults
+from ..text.model_text import ModelText
 from .constraints import StructuredOutputs
 from .refusals import RequestRefused
 
@@ -30,6 +30,7 @@ RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+AllowedTokenIds = Annotated[tuple[TokenId, ...], Meta(min_length=1)]
 TokenCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -39,7 +40,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
 
     `logprobs` and `prompt_logprobs` are the number of alternatives per token; 0 gives only the token's own.
     `max_tokens` None means: as many as fit. `detokenize` False makes token ids only: the text stays empty.
-    `structured_outputs` constrains the answer.
+    `structured_outputs` constrains the answer. Only `allowed_token_ids` may come, the end where it is one of them;
+    `bad_words` may not come, as the tokenizer writes them, alone or behind a space.
     """
 
     n: Annotated[int, Meta(ge=1, le=INT32_MAX)] = 1
@@ -63,6 +65,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputs | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: tuple[StopString, ...] = ()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -112,6 +116,7 @@ def check_limits(params: SamplingParams, limits: RequestLimits) -> None:
         "stop": (len(params.stop_strings), limits.max_stop_strings),
         "stop_token_ids": (len(params.stop_token_ids), limits.max_stop_token_ids),
         "logit_bias": (len(params.logit_bias or ()), limits.max_logit_bias),
+        "bad_words": (len(params.bad_words), limits.max_bad_words),
     }
     for name, (asked, limit) in bounded.items():
         if asked > limit:
@@ -132,10 +137,9 @@ def check_prompt_logprobs(params: SamplingParams, num_prompt_tokens: int, limits
         )
 
 
-def settle(
-    params: SamplingParams, defaults: SamplingDefaults, end_token_ids: tuple[int, ...], room: TokenRoom
-) -> Sampling:
+def settle(params: SamplingParams, model: ModelText, room: TokenRoom) -> Sampling:
     """The engine's sampling. Output is capped at what the context leaves. Raises RequestRefused."""
+    defaults = model.defaults
     _check_ids(params, room.vocab_size)
     max_tokens = _max_tokens(params, room)
     temperature = _first(params.temperature, defaults.temperature, 1.0)
@@ -150,12 +154,21 @@ def settle(
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=_first(params.repetition_penalty, defaults.repetition_penalty, 1.0),
-        end_token_ids=() if params.ignore_eos else end_token_ids,
+        end_token_ids=() if params.ignore_eos else model.end_token_ids,
         stop_token_ids=params.stop_token_ids,
         logit_bias=tuple((params.logit_bias or {}).items()),
         num_logprobs=params.logprobs,
         num_prompt_logprobs=params.prompt_logprobs,
+        allowed_token_ids=params.allowed_token_ids or (),
+        bad_token_ids=_bad_token_ids(params.bad_words, model),
     )
+
+
+def _bad_token_ids(words: tuple[str, ...], model: ModelText) -> tuple[tuple[int, ...], ...]:
+    """Each word as it begins a text and as it follows another one."""
+    texts = [text for word in words for text in (word, f" {word}")]
+    runs = [tuple(model.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    return tuple(dict.fromkeys(run for run in runs if run))
 
 
 def check_prompt(prompt_token_ids: list[int], params: SamplingParams, room: TokenRoom, param: str) -> None:
@@ -193,7 +206,11 @@ def _min_tokens(params: SamplingParams, max_tokens: int) -> int:
 
 
 def _check_ids(params: SamplingParams, vocab_size: int) -> None:
-    named: Mapping[str, Any] = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
+    named: Mapping[str, Any] = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": params.logit_bias or (),
+        "allowed_token_ids": params.allowed_token_ids or (),
+    }
     for name, ids in named.items():
         for id in ids:
             if not 0 <= id < vocab_size:

@@ -185,6 +185,7 @@ _LENGTHS = {
     "stop": ("maxItems", "max_stop_strings"),
     "stop_token_ids": ("maxItems", "max_stop_token_ids"),
     "logit_bias": ("maxProperties", "max_logit_bias"),
+    "bad_words": ("maxItems", "max_bad_words"),
 }
 _PART_TYPES = ["text", "input_text", "output_text", "refusal"]
 

@@ -312,6 +312,16 @@ def test_every_sampling_field_reaches_the_core(served: Served) -> None:
     assert submit.arrival_s > 0
 
 
+def test_bad_words_are_meant_at_the_beginning_and_behind_a_space(served: Served) -> None:
+    body = {**CHAT, "bad_words": ["cat", "the end"], "allowed_token_ids": [5, 6], "max_tokens": 1}
+    assert served.http.post("/v1/chat/completions", json=body).status_code == 200
+    sampling = served.core.submits[-1].sampling
+    texts = ["cat", " cat", "the end", " the end"]
+    encode = served.model.tokenizer.encode
+    assert sampling.bad_token_ids == tuple(tuple(encode(text, add_special_tokens=False)) for text in texts)
+    assert sampling.allowed_token_ids == (5, 6)
+
+
 def test_p7_models_tell_the_context_of_one_request(served: Served) -> None:
     [model] = served.http.get("/v1/models").json()["data"]
     assert model["max_model_len"] == CONTEXT and model["id"] == "test-model" and model["root"]

@@ -248,6 +248,10 @@ def test_sampling_fields_do_what_they_say(real: Server) -> None:
     assert "5" in plain
     assert "5" not in text(logit_bias={str(digit): -100})
     assert text(logit_bias={str(digit): 100}, max_tokens=5) == "55555"
+    assert "5" not in text(bad_words=["5"]) and text(bad_words=["nowhere to be found"]) == plain
+    first, second = plain.split()[:2]
+    assert f"{first} {second}" in plain and f"{first} {second}" not in text(bad_words=[f"{first} {second}"])
+    assert set(text(allowed_token_ids=[digit, *ids("7")])) <= set("57")
     assert text(frequency_penalty=2.0, max_tokens=30) != text(max_tokens=30)
     assert text(presence_penalty=2.0, max_tokens=30) != text(max_tokens=30)
     assert text(repetition_penalty=50.0) != plain

@@ -49,7 +49,8 @@ def test_v1_foreign_ids(served: Served, id: Any) -> None:
         for body in ({"prompt": [5, id]}, {"prompt": [[5, id]]}):
             check_refused(served.http.post("/v1/completions", json=body), "prompt")
         for path, base in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)):
-            check_refused(served.http.post(path, json={**base, "stop_token_ids": [id]}), "stop_token_ids")
+            for field in ("stop_token_ids", "allowed_token_ids"):
+                check_refused(served.http.post(path, json={**base, field: [id]}), field)
         if not isinstance(id, str):  # a key of an object is always text
             bias = {json.dumps(id): 1.0}
             check_refused(served.http.post("/v1/completions", json={**PROMPT, "logit_bias": bias}), "logit_bias")
@@ -74,6 +75,8 @@ NUMBERS = {
     "stream": ['"yes"', "1"],
     "stop": ["5", '[""]', '""', '["a", 5]'],
     "stop_token_ids": ["5", '"x"'],
+    "allowed_token_ids": ["5", "[]", '["x"]'],
+    "bad_words": ["5", '[""]', '"x"', "[5]"],
     "logit_bias": ['{"5": 101}', '{"5": NaN}', '{"x": 1}', "[]"],
     "stream_options": ["5", '{"include_usage": 1}'],
 }
@@ -175,6 +178,7 @@ def test_v5_l5_context(served: Served) -> None:
         ("logprobs", 904),
         ("prompt_logprobs", 904),
         ("stop_token_ids", [5] * 100_000),
+        ("bad_words", ["x"] * 100_000),
         ("logit_bias", {str(id): 1 for id in range(100_000)}),
         ("prompt", ["x"] * 100_000),
         ("best_of", 10),
@@ -198,7 +202,6 @@ UNSUPPORTED = {
     "audio": {"voice": "x"},
     "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "high",
-    "bad_words": ["x"],
     "truncate_prompt_tokens": 5,
     "echo": True,
 }

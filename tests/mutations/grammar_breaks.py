@@ -26,8 +26,8 @@ GRAMMAR_BREAKS = (
     Break(
         "Q6: ids behind the vocabulary are free before the mark",
         "engine_core/constraint.py",
-        "            words[-1] = (1 << used) - 1\n",
-        "            pass\n",
+        "        words[whole] = (1 << used) - 1\n",
+        "        words[whole] = 0xFFFFFFFF\n",
         CONSTRAINTS,
     ),
     Break(
@@ -83,8 +83,8 @@ GRAMMAR_BREAKS = (
     Break(
         "T5: an answer may end before its constrained part",
         "engine_core/constraint.py",
-        "            words[-1] = (1 << used) - 1\n        self._ends.take_from(words)\n",
-        "            words[-1] = (1 << used) - 1\n",
+        "        allow_all(words, self._num_tokens)\n        self._ends.take_from(words)\n",
+        "        allow_all(words, self._num_tokens)\n",
         CONSTRAINTS,
     ),
     Break(
@@ -191,5 +191,33 @@ GRAMMAR_BREAKS = (
         "        if not request.is_over:\n            engine.queue(request)\n",
         "        if True:\n            engine.queue(request)\n",
         (*SERVED, "-k", "who_leaves"),
+    ),
+    Break(
+        "allowed tokens are those of the grammar alone",
+        "engine_core/constraint.py",
+        "        if self._allowed is not None:\n",
+        "        if False:\n",
+        ("tests/pure/test_constraints.py",),
+    ),
+    Break(
+        "a bad run is seen within one step only",
+        "engine_core/constraint.py",
+        "            self._tail = (self._tail + tokens)[-self._longest :]\n",
+        "            self._tail = tokens[-self._longest :]\n",
+        ("tests/pure/test_constraints.py",),
+    ),
+    Break(
+        "rows without a grammar get no masks",
+        "engine_core/sequence_table.py",
+        "self.masked[row] = request.is_masked",
+        "self.masked[row] = request.grammar is not None",
+        ("tests/pure/test_constraints.py",),
+    ),
+    Break(
+        "bad words are kept away at the beginning alone",
+        "frontend/client/sampling.py",
+        'for text in (word, f" {word}")',
+        "for text in (word,)",
+        ("tests/api/test_answers.py", "-k", "bad_words"),
     ),
 )

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer as FastTokenizer
 
 from trimaran.device_workers.execution.contract import StepEngine
-from trimaran.engine_core.constraint import Constraint, words_per_row
+from trimaran.engine_core.constraint import GrammarWalk, num_words
 from trimaran.engine_core.grammar_compiler import CompiledGrammar
 from trimaran.engine_core.grammar_limits import compiled
 from trimaran.engine_core.grammar_text import grammar_text
@@ -73,8 +73,8 @@ def check_likeliest(model: torch.nn.Module, answer: Answer, grammar: CompiledGra
         ids = torch.tensor([[*answer.prompt, *choice.tokens]])
         with torch.inference_mode():
             logits = model(ids).logits[0, len(answer.prompt) - 1 : -1].float()
-        constraint = Constraint(grammar, sampling)
-        words = np.zeros(words_per_row(grammar), np.uint32)
+        constraint = GrammarWalk(grammar, sampling)
+        words = np.zeros(num_words(grammar.num_tokens), np.uint32)
         for place, token in enumerate(choice.tokens):
             constraint.fill(words)
             allowed = torch.from_numpy(np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool))
@@ -165,8 +165,8 @@ def test_masks_of_any_number_of_rows(demo_engine: StepEngine, text: ModelText, c
 def test_all_ids_beyond_the_tokenizer_are_refused(demo_engine: StepEngine, text: ModelText, compile: Compile) -> None:
     """Row Q6 for grammars: a mask is as wide as the tokenizer's vocabulary, and what lies behind it is not allowed."""
     grammar = compile("regex", r"(.|\n)*")
-    constraint = Constraint(grammar, ending(text), (1,))
-    words = np.zeros(words_per_row(grammar), np.uint32)
+    constraint = GrammarWalk(grammar, ending(text), (1,))
+    words = np.zeros(num_words(grammar.num_tokens), np.uint32)
     constraint.fill(words)
     allowed = np.unpackbits(words.view(np.uint8), bitorder="little")
     assert not allowed[grammar.num_tokens :].any()

@@ -30,7 +30,7 @@ async def compiling(
 
         compiler = GrammarCompiler(start, num_cached=num_cached, limit_s=limit_s)
         if knows:
-            compiler.know(VOCABULARY)
+            compiler.know(VOCABULARY, prepares=True)
         try:
             yield compiler
         finally:
@@ -157,5 +157,5 @@ async def test_nothing_is_compiled_before_the_vocabulary_is_known() -> None:
         assert (await refusal(compiler, "regex", "a")).kind is not RejectKind.GRAMMAR
         waiting = asyncio.gather(compiler.compile(regex("b")))
         await asyncio.sleep(0.05)
-        compiler.know(VOCABULARY)
+        compiler.know(VOCABULARY, prepares=False)
         assert await waiting

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimaran.device_workers.platforms.null_model import NullScript, expected_tokens
-from trimaran.engine_core.constraint import Constraint, ConstraintFailed, words_per_row
+from trimaran.engine_core.constraint import ConstraintFailed, GrammarWalk
 from trimaran.engine_core.grammar_compiler import CompiledGrammar
 from trimaran.engine_core.grammar_text import grammar_text
 from trimaran.engine_core.request import Request
@@ -39,8 +39,8 @@ def sampling(**given: object) -> Sampling:
     return Sampling(**({"max_tokens": 50, "end_token_ids": ENDS} | given))  # type: ignore[arg-type]
 
 
-def allowed(constraint: Constraint) -> set[int]:
-    words = np.zeros(words_per_row(constraint.grammar), np.uint32)
+def allowed(constraint: GrammarWalk) -> set[int]:
+    words = np.zeros(constraint.num_words, np.uint32)
     constraint.fill(words)
     return set(np.nonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))[0].tolist())
 
@@ -51,7 +51,7 @@ def spelled(text: str) -> list[int]:
 
 def accepts(grammar: CompiledGrammar, text: str) -> bool:
     """Whether this and no less is a whole answer."""
-    constraint = Constraint(grammar, sampling())
+    constraint = GrammarWalk(grammar, sampling())
     for token in spelled(text):
         if token not in allowed(constraint):
             return False
@@ -60,37 +60,37 @@ def accepts(grammar: CompiledGrammar, text: str) -> bool:
 
 
 def test_a_complete_answer_may_only_end() -> None:
-    constraint = Constraint(made("choice", ["yes", "no"]), sampling())
+    constraint = GrammarWalk(made("choice", ["yes", "no"]), sampling())
     assert allowed(constraint) == {ord("y"), ord("n"), TOKENS.index(b"yes")}
     constraint.advance([TOKENS.index(b"yes")])
     assert allowed(constraint) == set(ENDS)
 
 
 def test_control_tokens_are_no_text() -> None:
-    constraint = Constraint(made("regex", r"(.|\n)*"), sampling())
+    constraint = GrammarWalk(made("regex", r"(.|\n)*"), sampling())
     assert CONTROL not in allowed(constraint) and set(ENDS) <= allowed(constraint)
 
 
 def test_min_tokens_holds_an_end_back_that_need_not_be() -> None:
-    constraint = Constraint(made("regex", "a*"), sampling(min_tokens=2))
+    constraint = GrammarWalk(made("regex", "a*"), sampling(min_tokens=2))
     assert allowed(constraint) == {ord("a")}
     constraint.advance(spelled("aa"))
     assert allowed(constraint) == {ord("a"), *ENDS}
-    complete = Constraint(made("choice", ["a"]), sampling(min_tokens=9))
+    complete = GrammarWalk(made("choice", ["a"]), sampling(min_tokens=9))
     complete.advance(spelled("a"))
     assert allowed(complete) == set(ENDS), "nothing but an end is left"
 
 
 def test_ignored_end_tokens_end_what_is_complete() -> None:
     ignoring = sampling(end_token_ids=())
-    assert allowed(Constraint(made("regex", "a*"), ignoring)) == {ord("a")}
-    complete = Constraint(made("choice", ["a"]), ignoring)
+    assert allowed(GrammarWalk(made("regex", "a*"), ignoring)) == {ord("a")}
+    complete = GrammarWalk(made("choice", ["a"]), ignoring)
     complete.advance(spelled("a"))
     assert allowed(complete) == set(ENDS)
 
 
 def test_stop_tokens_end_where_the_grammar_may() -> None:
-    constraint = Constraint(made("regex", "ab*"), sampling(stop_token_ids=(CONTROL,), end_token_ids=()))
+    constraint = GrammarWalk(made("regex", "ab*"), sampling(stop_token_ids=(CONTROL,), end_token_ids=()))
     assert allowed(constraint) == {ord("a")}
     constraint.advance(spelled("a"))
     assert allowed(constraint) == {ord("b"), CONTROL}
@@ -98,7 +98,7 @@ def test_stop_tokens_end_where_the_grammar_may() -> None:
 
 def test_t5_free_until_the_mark_then_constrained() -> None:
     mark = (CONTROL, 10)
-    constraint = Constraint(made("choice", ["yes"]), sampling(), mark)
+    constraint = GrammarWalk(made("choice", ["yes"]), sampling(), mark)
     free = set(range(len(TOKENS))) - set(ENDS)
     assert allowed(constraint) == free, "it may not end before the answer"
     constraint.advance([*spelled("thinking"), CONTROL])
@@ -111,7 +111,7 @@ def test_t5_free_until_the_mark_then_constrained() -> None:
 
 @given(st.lists(st.integers(0, 2), max_size=12), st.lists(st.integers(0, 2), min_size=1, max_size=4), st.data())
 def test_t5_the_mark_is_found_however_tokens_arrive(before: list[int], mark: list[int], data: st.DataObject) -> None:
-    constraint = Constraint(made("regex", "[a]+"), sampling(), tuple(mark))
+    constraint = GrammarWalk(made("regex", "[a]+"), sampling(), tuple(mark))
     tokens = [*before, *mark]
     found = next(i for i in range(len(mark), len(tokens) + 1) if tokens[i - len(mark) : i] == mark)
     tokens = tokens[:found]
@@ -176,7 +176,7 @@ def test_vocabularies_travel_by_memory() -> None:
 
 
 def test_a_vocabulary_that_cannot_write_the_answer() -> None:
-    constraint = Constraint(made("regex", "a"), sampling())
+    constraint = GrammarWalk(made("regex", "a"), sampling())
     with pytest.raises(ConstraintFailed):
         constraint.advance(spelled("b"))
 
@@ -290,12 +290,60 @@ def test_a_failed_step_takes_its_own_requests_only() -> None:
     check_person(driver.text(second.request_id))
 
 
+def test_allowed_tokens_are_the_only_ones_whatever_the_scheduler_does() -> None:
+    """With preemptions, other sequences beside it, and a grammar too; the end comes where it is listed."""
+    driver = Driver(num_blocks=30, num_rows=6)
+    free = driver.submit([9, 9], None, max_tokens=40)
+    some = driver.submit([1, 2], None, n=3, max_tokens=60, allowed_token_ids=(65, 66, 299))
+    ends = driver.submit([1, 2, 3], None, max_tokens=60, allowed_token_ids=(65, END))
+    both = driver.submit([3, 4], made("regex", "[A-F]{6}"), allowed_token_ids=(65, 67, END))
+    driver.run()
+    for choice in range(3):
+        tokens = driver.answers[some.request_id, choice]
+        assert len(tokens) == 60 and set(tokens) <= {65, 66, 299}
+        assert driver.finishes[some.request_id, choice] is FinishReason.LENGTH
+    assert set(driver.answers[ends.request_id, 0]) <= {65, END}
+    assert driver.finishes[ends.request_id, 0] is FinishReason.END_TOKEN
+    assert set(driver.text(both.request_id)) <= set(b"AC") and len(driver.text(both.request_id)) == 6
+    plain = Driver(num_blocks=400)
+    same = plain.submit([9, 9], None, max_tokens=40)
+    plain.run()
+    assert driver.answers[free.request_id, 0] == plain.answers[same.request_id, 0]
+
+
+def test_bad_runs_never_come() -> None:
+    """One token, and two and three in a row, also over the border of two steps; what only begins alike may come."""
+    bad = ((65,), (66, 67), (66, 66, 66))
+    driver = Driver()
+    asked = driver.submit([1], None, n=4, max_tokens=120, allowed_token_ids=(65, 66, 67, 68), bad_token_ids=bad)
+    driver.run()
+    seen = set()
+    for choice in range(4):
+        tokens = driver.answers[asked.request_id, choice]
+        assert len(tokens) == 120
+        for run in bad:
+            assert not any(tuple(tokens[at : at + len(run)]) == run for at in range(len(tokens))), run
+        seen |= {tuple(tokens[at : at + 2]) for at in range(len(tokens) - 1)}
+    assert {(66, 68), (66, 66)} & seen and (68, 67) in seen, "nothing else is lost"
+
+
+def test_rules_that_leave_nothing_end_their_request_with_the_reason() -> None:
+    driver = Driver()
+    nothing = driver.submit([1], None, allowed_token_ids=(65,), bad_token_ids=((65,),))
+    against = driver.submit([2], made("choice", ["yes"]), allowed_token_ids=(65,))
+    fine = driver.submit([3], None, max_tokens=5, allowed_token_ids=(65,))
+    driver.run()
+    assert set(driver.failures) == {nothing.request_id, against.request_id}
+    assert "leave no token" in driver.failures[nothing.request_id]
+    assert driver.answers[fine.request_id, 0] == [65] * 5
+
+
 def test_a_constraint_that_fails_ends_its_request_alone() -> None:
     driver = Driver()
     bad = driver.submit([1, 2], made("regex", "a+"), n=2)
     good = driver.submit([3, 4], made("json_schema", PERSON))
     driver.step()
-    bad.sequences[0].constraint()._matcher.consume_token(ord("z"))
+    bad.sequences[0]._constraint._walk._matcher.consume_token(ord("z"))
     driver.run()
     assert list(driver.failures) == [bad.request_id]
     assert driver.finishes.get((good.request_id, 0)) is not None

@@ -6,6 +6,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...client.refusals import RequestRefused
 from ...client.sampling import (
+    AllowedTokenIds,
     Bias,
     Count,
     MinP,
@@ -56,6 +57,8 @@ class GenerationFields(UnsupportedInGeneration, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[TokenId, Bias] | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: list[StopString] | None = None
     prompt_logprobs: NumLogprobs | None = None
     skip_special_tokens: bool | None = None
     priority: Priority | None = None
@@ -89,6 +92,8 @@ class GenerationFields(UnsupportedInGeneration, kw_only=True):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             ignore_eos=bool(self.ignore_eos),
             logit_bias=self.logit_bias,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=tuple(self.bad_words or ()),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             skip_special_tokens=self.skip_special_tokens is not False,

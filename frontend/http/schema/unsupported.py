@@ -19,8 +19,6 @@ GENERATION: Mapping[str, tuple[Any, ...]] = {
     "ebnf": (),
     "grammar": (),
     "stop_regex": (),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "logits_processors": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1,),
@@ -61,8 +59,6 @@ class UnsupportedInGeneration(ConstraintFields, kw_only=True):
     ebnf: Any = None
     grammar: Any = None
     stop_regex: Any = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
     logits_processors: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
