@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
+from pydantic import BaseModel
 
 from trimaran.frontend.text.model_text import ModelText
 from trimaran.tests.api.conftest import Served, limits_of, talking_to
@@ -186,6 +188,52 @@ def test_strict_tools_are_refused_where_they_cannot_be_kept(tooled: Served) -> N
     assert answer.status_code == 400 and "strict" in answer.json()["error"]["message"]
     tooled.says(CALL)
     chat(tooled, tools=[strict], tool_choice="required")
+
+
+def test_t5_a_schema_holds_after_the_reasoning(tooled: Served) -> None:
+    """The thought is free: the grammar waits for the end tag, unless the prompt has closed it already."""
+    tooled.says('<think>Free.</think>{"a": 1}')
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    end = tuple(tooled.model.tokenizer.encode("</think>", add_special_tokens=False))
+    for thinks, starts_after in ((True, end), (False, ())):
+        fields = {"response_format": form, "chat_template_kwargs": {"enable_thinking": thinks}}
+        message = chat(tooled, tools=None, **fields)["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Free.", '{"a": 1}')
+        grammar = tooled.core.submits[-1].grammar
+        assert grammar is not None and grammar.starts_after == starts_after
+    chat(tooled, **fields)
+    grammar = tooled.core.submits[-1].grammar
+    assert grammar is not None and "answer: %json" in grammar.source, "calls, or an answer of the schema"
+
+
+class Answer(BaseModel):
+    """What the client parses."""
+
+    a: int
+
+
+async def test_the_clients_parse_and_its_async_form(tooled: Served) -> None:
+    tooled.says('{"a": 1}')
+    name = model_name(tooled)
+    parsed = tooled.openai.chat.completions.parse(model=name, messages=ASK, response_format=Answer)
+    assert parsed.choices[0].message.parsed == Answer(a=1)
+    tooled.says(CALL)
+    async with AsyncOpenAI(base_url=tooled.openai.base_url, api_key="none", max_retries=0) as client:
+        answer = await client.chat.completions.create(model=name, messages=ASK, tools=[WEATHER])  # type: ignore[list-item]
+        assert answer.choices[0].finish_reason == "tool_calls"
+        stream = await client.chat.completions.create(model=name, messages=ASK, tools=[WEATHER], stream=True)  # type: ignore[list-item]
+        pieces = [chunk.choices[0].delta.tool_calls or [] async for chunk in stream]
+    arguments = "".join((call.function and call.function.arguments) or "" for calls in pieces for call in calls)
+    assert json.loads(arguments) == {"city": CITY}
+
+
+def test_schemas_of_tools_have_a_limit(tooled: Served) -> None:
+    """Row V6."""
+    large = {"type": "object", "properties": {"x" * (1 << 20): {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": large}}
+    body = {"messages": ASK, "tools": [tool], "tool_choice": "required"}
+    answer = tooled.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools", answer.text
 
 
 def test_none_and_single_calls(tooled: Served) -> None:

@@ -90,7 +90,9 @@ class ChatRoute:
         check_limits(params, self._serving.limits)
         constraint = request.constraint(self._serving.limits)
         prompt = await chat_prompt(self._serving, request.chat(), model)
-        constraint = constraint_with_tools(request, model, constraint, prompt.end)
+        constraint = constraint_with_tools(
+            request, model, constraint, prompt.end, self._serving.limits.max_grammar_bytes
+        )
         check_prompt_logprobs(params, len(prompt.token_ids), self._serving.limits)
         return prompt, GenerationRequest(
             prompt_token_ids=prompt.token_ids,
@@ -114,6 +116,8 @@ async def chat_prompt(serving: Serving, request: ChatInput, model: ServedModel) 
         arguments["tools"] = [_told_tool(tool) for tool in request.tools]
     if request.documents:
         arguments["documents"] = request.documents
+    if request.tools or request.documents:  # long ones are rendered and encoded off the loop, as long messages are
+        size += len(_encode((request.tools, request.documents)))
 
     def work() -> ChatPrompt:
         template = _template(request, model)

@@ -58,9 +58,23 @@ def reading_of(request: ChatRequest, model: ServedModel) -> Reading | None:
 
 
 def constraint_with_tools(
-    request: ChatRequest, model: ServedModel, constraint: Constraint | None, prompt_end: str
+    request: ChatRequest, model: ServedModel, constraint: Constraint | None, prompt_end: str, limit_bytes: int
 ) -> Constraint | None:
     """The one grammar of response format and tool choice; it begins after the reasoning. Raises RequestRefused."""
+    settled = _settled(request, model, constraint, prompt_end)
+    size = 0 if settled is None else len(settled.grammar.source.encode("utf-8", "replace"))
+    if settled is not None and size > limit_bytes:
+        raise RequestRefused(
+            f"{settled.field}: the schemas come to {size} bytes, above this server's limit of {limit_bytes} for a "
+            "constraint; send fewer or smaller ones",
+            param=settled.field,
+        )
+    return settled
+
+
+def _settled(
+    request: ChatRequest, model: ServedModel, constraint: Constraint | None, prompt_end: str
+) -> Constraint | None:
     forced = _forced_tools(request)
     tools = [] if request.tool_choice == "none" else list(request.tools or ())
     if forced and constraint is not None:
