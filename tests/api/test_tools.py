@@ -109,17 +109,19 @@ def in_stream_shape(answer: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stop", [None, "weather is"])
 @pytest.mark.parametrize("logprobs", [None, True])
+@pytest.mark.parametrize("grammar", [None, {"type": "json_object"}], ids=["free", "grammar"])
 @pytest.mark.parametrize("tools", [[], [WEATHER]], ids=["no tools", "tools"])
 @pytest.mark.parametrize("says", ["<think>\nHm.\n</think>\n\nThe weather is fine.", f"Let me see.\n{CALL}"])
 def test_streamed_and_plain_answers_agree(
-    tooled: Served, n: int, stop: str | None, logprobs: bool | None, tools: list[Any], says: str
+    tooled: Served, n: int, stop: str | None, logprobs: bool | None, grammar: Any, tools: list[Any], says: str
 ) -> None:
     """Rows S2, S3, S5, S6, T1: the matrix."""
     tooled.says(says)
-    fields = {"n": n, "stop": stop, "logprobs": logprobs, "tools": tools}
+    fields = {"n": n, "stop": stop, "logprobs": logprobs, "tools": tools, "response_format": grammar}
     plain = in_stream_shape(chat(tooled, **fields))
     assert streamed(tooled, **fields) == plain
     assert len(plain["choices"]) == n
+    assert (tooled.core.submits[-1].grammar is not None) == (grammar is not None)
     called = bool(tools) and "tool_call" in says
     assert all(choice["finish"] == ("tool_calls" if called else "stop") for choice in plain["choices"])
     assert all(bool(choice["calls"]) == called for choice in plain["choices"])
