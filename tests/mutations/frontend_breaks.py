@@ -54,7 +54,7 @@ FRONTEND_BREAKS = (
     Break(
         "S3: the stream's finish reason is null",
         "frontend/http/routes/chat.py",
-        "            _encode(sequence.finish_reason),\n",
+        "            _encode(self._finish_reason()),\n",
         "            _encode(None),\n",
         (*ANSWERS, "-k", "s3"),
     ),
