@@ -28,6 +28,7 @@ from .dtype_choice import DtypeMeasurements, candidates, check_dtype, choose_dty
 from .execution.contract import StepEngine
 from .execution.declared_engine import DeclaredEngine, MemoryWishes
 from .models.config import ModelConfig, read_config
+from .models.encoder_config import ENCODER_KERNELS, EncoderConfig, encoder_facts, encoder_problem, read_encoder
 from .models.facts import KERNELS, kernel_problem, make_facts, num_sampled_ids
 from .models.sharding import Shard, make_shard
 from .platforms.contract import Backend, Clause, NotSupported, Platform, WorkerGroup
@@ -51,13 +52,17 @@ log = logging.getLogger("trimaran.worker")
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """What is known before the device is opened. A declared device has no platform: it is explained, never opened."""
+    """What is known before the device is opened. A declared device has no platform: it is explained, never opened.
+
+    A model is a decoder (`config`, `shard`) or an `encoder`; on a platform that computes nothing it is neither.
+    """
 
     platform: Platform | None
     profile: DeviceProfile
     decisions: tuple[Decision, ...]
     config: ModelConfig | None
     shard: Shard | None
+    encoder: EncoderConfig | None
     registry: Registry
     choices: KernelChoices
     num_threads: int
@@ -71,10 +76,14 @@ def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) ->
     else:
         device = settle_device(configuration, detect_platform(configuration, warn), warn)
     profile = device.profile
-    config = shard = None
+    config = shard = encoder = None
     if device.platform is None or device.platform.computes:
-        config = read_config(Path(configuration.model))
-        shard = make_shard(config, configuration.rank, configuration.num_ranks)
+        encoder = read_encoder(Path(configuration.model))
+        if encoder is None:
+            config = read_config(Path(configuration.model))
+            shard = make_shard(config, configuration.rank, configuration.num_ranks)
+        elif configuration.num_ranks > 1:
+            raise Refusal("an encoder is not spread over devices: leave --tensor-parallel out")
         check_dtype(configuration.dtype, profile)
         _check_load_format(configuration.load_format)
     registry = make_registry(configuration, warn)
@@ -86,6 +95,7 @@ def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) ->
         decisions=device.decisions,
         config=config,
         shard=shard,
+        encoder=encoder,
         registry=registry,
         choices=choices,
         num_threads=configuration.num_threads or _fair_threads(configuration),
@@ -213,7 +223,7 @@ def open_engine(
 
     To explain, nothing is opened, and the engine answers the handshake only.
     """
-    if configuration.explain and described.config is not None:
+    if configuration.explain and (described.config or described.encoder) is not None:
         return _declared_engine(configuration, described, warn)
     platform = described.platform
     assert platform is not None, "a declared device cannot be opened"
@@ -229,6 +239,8 @@ def open_engine(
     services = Services(
         num_threads=described.num_threads, cache_dir=cache_dir, warn=warn, device=str(backend.torch_device)
     )
+    if described.encoder is not None:
+        return _encoder_engine(configuration, described, described.encoder, backend, services, on_phase, on_kernels)
     return _tensor_engine(configuration, described, platform, backend, services, on_phase, on_kernels)
 
 
@@ -245,14 +257,13 @@ def _null_engine(configuration: WorkerConfiguration, described: Described, backe
 def _declared_engine(
     configuration: WorkerConfiguration, described: Described, warn: Callable[[str], None]
 ) -> StepEngine:
-    config, shard, profile = described.config, described.shard, described.profile
-    assert config is not None and shard is not None
+    profile = described.profile
+    config = described.encoder or described.config
+    assert config is not None
     measured = DtypeMeasurements(Path(configuration.cache_directory), profile, described.num_threads, warn).read()
     seconds = {dtype: measured[dtype] for dtype in candidates(config.dtype) if dtype in measured}
     dtype, dtype_decision = choose_dtype(configuration.dtype, config.dtype, profile, seconds or None)
-    model = make_facts(
-        config, shard, dtype=dtype, kv_dtype=configuration.kv_dtype, max_model_len=configuration.max_model_len
-    )
+    model, kernels, problem = _declared_model(configuration, described, dtype)
     if profile.memory_bytes is None:
         raise Refusal(
             f"the memory of {profile.name} is not declared: name a product, as in --device-config NAME:PRODUCT, or "
@@ -260,8 +271,8 @@ def _declared_engine(
         )
 
     def resolve(settled: Settled) -> tuple[Resolution, ...]:
-        problem = kernel_problem(config, shard, model, settled)
-        return tuple(described.registry.resolve(name, profile, problem, described.choices) for name in KERNELS)
+        asked = problem(settled)
+        return tuple(described.registry.resolve(name, profile, asked, described.choices) for name in kernels)
 
     return DeclaredEngine(
         profile,
@@ -271,6 +282,51 @@ def _declared_engine(
         MemoryWishes(utilization=configuration.memory_utilization, kv_memory_bytes=configuration.kv_memory_bytes),
         resolve,
         described.num_sharing,
+    )
+
+
+def _declared_model(
+    configuration: WorkerConfiguration, described: Described, dtype: str
+) -> tuple[ModelFacts, tuple[str, ...], Callable[[Settled], Problem]]:
+    """What the engine must know of it, the kernels it needs, and what is asked of them."""
+    encoder, config, shard = described.encoder, described.config, described.shard
+    if encoder is not None:
+        model = encoder_facts(encoder, dtype=dtype, max_model_len=configuration.max_model_len)
+        return model, ENCODER_KERNELS, lambda settled: encoder_problem(encoder, model, settled)
+    assert config is not None and shard is not None
+    model = make_facts(
+        config, shard, dtype=dtype, kv_dtype=configuration.kv_dtype, max_model_len=configuration.max_model_len
+    )
+    return model, KERNELS, lambda settled: kernel_problem(config, shard, model, settled)
+
+
+def _encoder_engine(
+    configuration: WorkerConfiguration,
+    described: Described,
+    config: EncoderConfig,
+    backend: Backend,
+    services: Services,
+    on_phase: OnPhase,
+    on_kernels: OnKernels,
+) -> StepEngine:
+    from .execution.encoder_engine import EncoderEngine, EncoderParts
+
+    dtype, dtype_decision = _settle_dtype(configuration, described, config, services, on_phase)
+    return EncoderEngine(
+        EncoderParts(
+            backend=backend,
+            profile=described.profile,
+            config=config,
+            model=encoder_facts(config, dtype=dtype, max_model_len=configuration.max_model_len),
+            decisions=(*described.decisions, dtype_decision, *_threads_decision(configuration, described)),
+            open_source=_source_opener(configuration, dtype, backend),
+            registry=described.registry,
+            choices=described.choices,
+            services=services,
+            memory_utilization=configuration.memory_utilization,
+            on_kernels=on_kernels,
+            num_sharing=described.num_sharing,
+        )
     )
 
 
@@ -352,7 +408,7 @@ def _threads_decision(configuration: WorkerConfiguration, described: Described) 
 def _settle_dtype(
     configuration: WorkerConfiguration,
     described: Described,
-    config: ModelConfig,
+    config: ModelConfig | EncoderConfig,
     services: Services,
     on_phase: OnPhase,
 ) -> tuple[str, Decision]:

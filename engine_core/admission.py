@@ -7,6 +7,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ..ipc.facts import PoolingFacts
 from ..ipc.frontend_messages import Rejected, RejectKind, Submit
 from ..ipc.sampling import Sampling
 from .request import Request
@@ -17,6 +18,7 @@ class Door(Struct, frozen=True, kw_only=True):
 
     max_model_len: int
     vocab_size: int
+    pooling: PoolingFacts | None = None
     max_queued_requests: int | None
     max_queued_tokens: int | None
 
@@ -59,7 +61,19 @@ def admit(
         return reject(RejectKind.INVALID, "a run of bad token ids is empty; leave it out")
     if (wrong := _out_of_range(submit.sampling)) is not None:
         return reject(RejectKind.INVALID, wrong)
-    if len(prompt) >= door.max_model_len:
+    if submit.pools and door.pooling is None:
+        return reject(RejectKind.INVALID, "this model makes tokens, and no vectors; serve an embedding model")
+    if not submit.pools and door.pooling is not None and door.pooling.is_encoder:
+        return reject(RejectKind.INVALID, "this model makes vectors, and no tokens; ask /v1/embeddings")
+    if submit.pools and (submit.num_sequences > 1 or submit.grammar is not None):
+        return reject(RejectKind.INVALID, "a vector has no choices and no grammar; leave n and the grammar out")
+    if submit.pools and len(prompt) > door.max_model_len:
+        return reject(
+            RejectKind.TOO_LONG,
+            f"the text has {len(prompt)} tokens and this model takes {door.max_model_len}; shorten it, or ask for "
+            "truncate_prompt_tokens",
+        )
+    if not submit.pools and len(prompt) >= door.max_model_len:
         return reject(
             RejectKind.TOO_LONG,
             f"the prompt has {len(prompt)} tokens and the context is {door.max_model_len}, which must also hold the "
@@ -92,7 +106,7 @@ def admit(
         priority=submit.priority,
         arrival_s=submit.arrival_s,
         root=root(submit.cache_salt, submit.adapter),
-        pooling=submit.pooling,
+        pools=submit.pools,
         grammar=submit.grammar,
     )
 

@@ -20,6 +20,11 @@ INTERNAL = 0  # the owner number of the engine's own requests (boot token, canar
 
 _LENGTH = int(FinishReason.LENGTH)
 
+_NO_VECTOR = (
+    "the model produced a vector that is not finite for this text; the weights, the dtype or a kernel may be at fault: "
+    "try --dtype float32, and see /v1/server_info for the kernels in use"
+)
+
 Array = np.ndarray[Any, Any]
 
 
@@ -84,6 +89,9 @@ class Committer:
                 over.append(sequence.request)
         entries = _Entries(rows, tokens, tenants.request_id, tenants.choice, tenants.owner, finish, done, cached)
         outputs = entries.by_owner(_Extras(result, self.table, rows) if _has_extras(result) else None)
+        if len(result.pooled_rows):
+            pooled, broken = self._pooled(result, over, now)
+            outputs, failures = outputs + pooled, failures + broken
         self.scheduler.returned(record.step)
         return News(outputs, failures, over)
 
@@ -128,6 +136,27 @@ class Committer:
                 self.statistics.request_latency.observe(now - request.arrival_s)
         else:
             self.scheduler.release_shared(sequence)
+
+    def _pooled(
+        self, result: StepResult, over: list[Request], now: float
+    ) -> tuple[list[tuple[int, OutputColumns]], list[Failure]]:
+        """Vectors end their requests; one that is not finite fails its own."""
+        vectors = np.split(result.pooled, np.cumsum(result.pooled_dims)[:-1])
+        by_owner: dict[int, list[tuple[Request, Array]]] = {}
+        failures = []
+        for row, vector in zip(result.pooled_rows, vectors, strict=True):
+            if not self.table.alive[row]:
+                continue
+            sequence = self._sequence(row)
+            request = sequence.request
+            over.append(request)
+            if not np.isfinite(vector).all():
+                failures.append(self.fail(request, FailKind.INVALID_LOGITS, _NO_VECTOR))
+                continue
+            self._first_token(sequence, now)
+            self.end_sequence(sequence, FinishReason.POOLED, now)
+            by_owner.setdefault(request.owner, []).append((request, vector))
+        return [(owner, _vector_columns(found)) for owner, found in by_owner.items()], failures
 
     # parts of commit
 
@@ -246,8 +275,22 @@ class _Entries(NamedTuple):
         return OutputColumns(**columns)
 
 
+def _vector_columns(found: list[tuple[Request, Array]]) -> OutputColumns:
+    """One terminal entry per request."""
+    return OutputColumns(
+        request_ids=np.array([request.request_id for request, _ in found], np.int64),
+        choices=filled(len(found), 0, np.int32),
+        token_counts=filled(len(found), 0, np.int32),
+        finish=filled(len(found), FinishReason.POOLED, np.uint8),
+        done=filled(len(found), 1, np.uint8),
+        cached_tokens=np.array([request.cached_tokens or 0 for request, _ in found], np.int32),
+        pooled_dims=np.array([len(vector) for _, vector in found], np.int32),
+        pooled=np.concatenate([vector for _, vector in found]),
+    )
+
+
 def _has_extras(result: StepResult) -> bool:
-    return bool(len(result.logprob_rows) or len(result.prompt_rows) or len(result.pooled_rows))
+    return bool(len(result.logprob_rows) or len(result.prompt_rows))
 
 
 class _Extras:

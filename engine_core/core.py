@@ -344,6 +344,7 @@ class Core(Actor):
         return Door(
             max_model_len=engine.limits.max_model_len,
             vocab_size=engine.limits.vocab_size,
+            pooling=engine.limits.pooling,
             max_queued_requests=self.configuration.max_queued_requests,
             max_queued_tokens=self.configuration.max_queued_tokens,
         )
@@ -437,7 +438,8 @@ class Core(Actor):
             max_chunk_tokens=group.settled.max_chunk_tokens,
             ordering=group.settled.queue_ordering,
             prompt_step_s=group.settled.prompt_step_s,
-            prefix_caching=self.configuration.prefix_caching,
+            prefix_caching=self.configuration.prefix_caching and not group.is_encoder,
+            encodes=group.is_encoder,
             statistics=self.statistics,
         )
         self._boot_s = time.monotonic()
@@ -448,7 +450,7 @@ class Core(Actor):
         self._control.send(Explained(self._info()))
 
     def _submit_own(self) -> None:
-        """One token of the engine's own making proves that it can make tokens."""
+        """One token of the engine's own making, or one vector, proves that it can make them."""
         assert self.engine is not None
         request = Request(
             request_id=self._next_internal,
@@ -458,6 +460,7 @@ class Core(Actor):
             sampling=Sampling(max_tokens=1, temperature=0.0, seed=0),
             priority=0,
             arrival_s=time.monotonic(),
+            pools=self.group.is_encoder,
         )
         self._next_internal -= 1
         self.engine.submit(request)
@@ -568,7 +571,7 @@ class Core(Actor):
             gauges |= {
                 "num_requests_running": (engine.num_running, "Sequences that hold a row"),
                 "num_requests_waiting": (engine.num_waiting, "Sequences that wait for a row"),
-                "kv_cache_usage_perc": (pool.num_held / pool.num_blocks, "Share of KV blocks held, 0 to 1"),
+                "kv_cache_usage_perc": (pool.num_held / max(pool.num_blocks, 1), "Share of KV blocks held, 0 to 1"),
                 "kv_cache_blocks": (pool.num_blocks, "KV blocks in all"),
                 "queue_limit_requests": (self.configuration.max_queued_requests or 0, "Requests that may wait; 0: any"),
             }

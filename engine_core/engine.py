@@ -32,6 +32,7 @@ class Engine:
         ordering: QueueOrdering = QueueOrdering.ARRIVAL,
         prompt_step_s: float = 0.25,
         prefix_caching: bool,
+        encodes: bool = False,
         statistics: Statistics,
         max_steps_in_flight: int = MAX_STEPS_IN_FLIGHT,
         first_horizon: int = FIRST_HORIZON,
@@ -56,6 +57,7 @@ class Engine:
             ordering=ordering,
             prompt_step_s=prompt_step_s,
             first_horizon=first_horizon,
+            encodes=encodes,
         )
         self.committer = Committer(self.scheduler, statistics)
         self.requests: dict[int, Request] = {}

@@ -89,7 +89,22 @@ def _sizes(
 ) -> Sizes:
     max_num_seqs = _max_num_seqs(asked, model, profile, room)
     budget = _max_batched_tokens(asked, model, profile, room, int(max_num_seqs.value))
-    return Sizes((_block_size(asked, strategy), max_num_seqs, _max_model_len(asked, model), budget))
+    length = _max_model_len(asked, model)
+    if model.is_encoder:
+        budget = _whole_prompts(budget, int(length.value))
+    return Sizes((_block_size(asked, strategy), max_num_seqs, length, budget))
+
+
+def _whole_prompts(budget: Decision, length: int) -> Decision:
+    """An encoder sees a prompt whole, so one of full length must fit into a step."""
+    if int(budget.value) >= length:
+        return budget
+    if budget.overridden:
+        raise Refusal(
+            f"--max-batched-tokens {budget.value} is below the {length} tokens of this encoder's longest prompt, which "
+            f"it computes whole; raise it to {length} or lower --max-model-len"
+        )
+    return Decision(name=budget.name, value=str(length), reason="a prompt of full length is one step of an encoder")
 
 
 def _check_alike(hellos: Sequence[WorkerHello]) -> None:
@@ -109,6 +124,9 @@ def count_blocks(
     asked: CoreConfiguration, settled: Settled, loaded: Sequence[Loaded]
 ) -> tuple[int, int, tuple[Decision, ...]]:
     """Blocks that every rank can hold, the context they allow, and why. Raises Refusal."""
+    if all(rank.kv_bytes_per_block == 0 for rank in loaded):
+        none = Decision(name="num_blocks", value="0", reason="an encoder keeps no KV cache")
+        return 0, settled.max_model_len, (none,)
     least = min(loaded, key=lambda rank: rank.kv_budget_bytes // rank.kv_bytes_per_block)
     fits = max(least.kv_budget_bytes, 0) // least.kv_bytes_per_block
     if fits == 0:
@@ -372,7 +390,7 @@ def _max_num_seqs(asked: CoreConfiguration, model: ModelFacts, profile: DevicePr
         value, reason = 256, "a CPU gains little from larger batches"
     else:
         value, reason = _useful_batch(model, profile)
-    if room is not None:
+    if room is not None and not model.is_encoder:
         held = int(room.kv_bytes(model, 0) * (1 - _STEP_SHARE)) // (model.kv_bytes_per_token * _TYPICAL_TOKENS)
         if _floor_power(max(held, 8)) < value:
             value = _floor_power(max(held, 8))

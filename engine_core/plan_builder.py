@@ -179,6 +179,6 @@ def _row_flags(sequence: Sequence) -> int:
         flags |= RowFlag.BIAS
     if _banned(sequence):
         flags |= RowFlag.MIN_TOKENS
-    if request.pooling is not None:
+    if request.pools:
         flags |= RowFlag.POOLING
     return int(flags)

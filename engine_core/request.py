@@ -4,7 +4,7 @@ from enum import Enum
 
 import numpy as np
 
-from ..ipc.sampling import Grammar, Pooling, Sampling
+from ..ipc.sampling import Grammar, Sampling
 from .constraint import Constraint, constraint_of
 from .grammar_compiler import CompiledGrammar
 
@@ -15,6 +15,7 @@ class State(Enum):
     WAITING = "waiting"  # not seated: new, preempted, or a follower of a sequence that still computes the prompt
     PREFILL = "prefill"  # seated, some known tokens not yet planned
     DECODE = "decode"  # seated, one token per step
+    POOLING = "pooling"  # seated, all tokens planned: it waits for its vector
     PREEMPTING = "preempting"  # chosen to give its blocks back once the plans that name it have returned
     ENDED = "ended"
 
@@ -34,7 +35,7 @@ class Request:
         "grammar",
         "order",
         "owner",
-        "pooling",
+        "pools",
         "priority",
         "prompt",
         "request_id",
@@ -56,7 +57,7 @@ class Request:
         priority: int = 0,
         arrival_s: float = 0.0,
         root: bytes = b"",
-        pooling: Pooling | None = None,
+        pools: bool = False,
         grammar: Grammar | None = None,
     ) -> None:
         self.request_id = request_id
@@ -67,7 +68,7 @@ class Request:
         self.priority = priority
         self.arrival_s = arrival_s
         self.root = root
-        self.pooling = pooling
+        self.pools = pools
         self.grammar = grammar
         self.compiled: CompiledGrammar | None = None  # set before the request stands in line
         self.cached_tokens: int | None = None

@@ -3,6 +3,7 @@
 One token budget per step. Decodes come first, one token each; what they leave goes to prompts in order, where a long
 prompt takes at most half of what is left while others wait. Blocks for a whole prompt are taken when it is seated; a
 decode takes one block at a time and, when none is free, the latest arrival of the lowest priority gives its own back.
+An encoder's prompts go whole into one step each, without blocks.
 """
 
 from collections import deque
@@ -31,6 +32,7 @@ CALM_STEPS = 256  # steps without preemption after which the horizon halves
 RESERVE_AFTER = 2  # preemptions after which a sequence is seated only with its whole possible length set aside
 _SAMPLES = int(WorkFlag.SAMPLES)  # numpy is slow with the enum itself
 _MASKED = int(WorkFlag.MASKED)
+_POOLS = int(WorkFlag.POOLS)
 
 
 class PlannedStep(Struct, frozen=True):
@@ -59,6 +61,7 @@ class Scheduler:
         ordering: QueueOrdering = QueueOrdering.ARRIVAL,
         prompt_step_s: float = 0.25,
         first_horizon: int = FIRST_HORIZON,
+        encodes: bool = False,
     ) -> None:
         assert max_batched_tokens >= table.num_rows, "every running sequence needs one token of the budget"
         self.table = table
@@ -70,6 +73,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_computed_tokens = 0
+        self._encodes = encodes
         self._prompt_step_s = prompt_step_s
         self._token_s = 0.0
         self._next_step = 1
@@ -86,6 +90,9 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed before a plan in flight returns."""
         builder = PlanBuilder(self._next_step)
+        if self._encodes:
+            self._plan_encodings(builder, now)
+            return None if builder.is_empty else self._finish(builder, now)
         self._plan_decodes(builder)
         left = self.max_batched_tokens - len(builder.decode_rows)
         if len(builder.decode_rows) or len(self.table.prefilling()) + len(self.waiting) > 1:
@@ -131,6 +138,28 @@ class Scheduler:
         """Drop the blocks that a request holds for its followers."""
         self.table.pool.release(reversed(request.shared_blocks))
         request.shared_blocks = []
+
+    # encodings
+
+    def _plan_encodings(self, builder: PlanBuilder, now: float) -> None:
+        """Whole prompts of an encoder, in line, as many as fit: each is one item of one step and needs a row, and no
+        blocks. What a step may hold is cut to what the device computes in time; the first always goes.
+        """
+        table = self.table
+        left = self.max_batched_tokens if len(self.waiting) == 1 else min(self.max_batched_tokens, self._shared_budget())
+        while len(self.waiting) and table.num_free_rows:
+            sequence = next(iter(self.waiting))
+            tokens = sequence.tokens
+            if len(tokens) > left and not builder.is_empty:
+                return
+            self.waiting.remove(sequence)
+            self._note_cached(sequence, 0, now)
+            table.seat(sequence, [], now)
+            builder.seat(sequence, len(tokens))
+            builder.chunk(sequence.row, 0, tokens, _POOLS, None)
+            table.scheduled[sequence.row] = len(tokens)
+            table.start_pooling(sequence)
+            left -= len(tokens)
 
     # decodes
 
@@ -261,7 +290,10 @@ class Scheduler:
             count, targets = self._prompt_targets(sequence, start, count)
             flags |= WorkFlag.PROMPT_LOGPROBS if targets is not None else 0
         stop = start + count
-        if stop == table.known[row]:
+        if stop == table.known[row] and sequence.request.pools:
+            flags |= WorkFlag.POOLS
+            table.start_pooling(sequence)
+        elif stop == table.known[row]:
             flags |= WorkFlag.SAMPLES
             if table.masked[row]:
                 flags |= WorkFlag.MASKED

@@ -184,6 +184,11 @@ class SequenceTable:
         self.decoding[sequence.row] = True
         self._decode_rows = self._prefilling = None
 
+    def start_pooling(self, sequence: Sequence) -> None:
+        """All its tokens are planned, and no other will be: its vector comes with the step that ends it."""
+        sequence.state = State.POOLING
+        self._prefilling = None
+
     def end(self, sequence: Sequence) -> None:
         """The sequence is over; its row and blocks come back once no plan in flight names it."""
         if sequence.row < 0:
@@ -230,7 +235,7 @@ class SequenceTable:
         return seated
 
     def _leave(self, sequence: Sequence, state: State) -> None:
-        assert sequence.state in (State.PREFILL, State.DECODE, State.PREEMPTING)
+        assert sequence.state in (State.PREFILL, State.DECODE, State.POOLING, State.PREEMPTING)
         if sequence.state is State.PREEMPTING:  # already on its way out; it now ends instead of waiting again
             sequence.state = state
             return

@@ -15,6 +15,7 @@ _REASONS = {
     FinishReason.STOP_TOKEN: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.ABORTED: "abort",
+    FinishReason.POOLED: "pooled",
 }
 
 STEP_PARTS = ("build", "forward", "sample", "copy")  # StepResult.seconds

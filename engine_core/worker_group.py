@@ -259,8 +259,10 @@ class WorkerGroup:
 
     def _limit(self, num_blocks: int, max_model_len: int) -> None:
         assert self.settled is not None and self.model is not None
+        if not self.is_encoder:
+            max_model_len = min(max_model_len, num_blocks * self.settled.block_size)
         self.limits = EngineLimits(
-            max_model_len=min(max_model_len, num_blocks * self.settled.block_size),
+            max_model_len=max_model_len,
             vocab_size=self.model.vocab_size,
             max_num_seqs=self.settled.max_num_seqs,
             num_blocks=num_blocks,
@@ -295,6 +297,11 @@ class WorkerGroup:
             if beat is not None and beat.step is not None and beat.progress_age_s > limit_s:
                 return f"step {beat.step} of worker {rank} has got nowhere for {beat.progress_age_s:.1f} s"
         return None
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model makes vectors only, and needs no blocks."""
+        return self.model is not None and self.model.is_encoder
 
     @property
     def profiles(self) -> tuple[DeviceProfile, ...]:

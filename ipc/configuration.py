@@ -130,6 +130,7 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     default_max_tokens: int | None = None
     chat_template: str | None = None
     generation_defaults: bool = True
+    matryoshka: bool = False
     control_tokens_in_content: bool = False
 
 
@@ -158,6 +159,7 @@ class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):
     default_max_tokens: int | None = None
     control_tokens_in_content: bool = False
     generation_defaults: bool = True
+    matryoshka: bool = False
     stall_limit_s: float = 20.0
     drain_timeout_s: float = 30.0
     log_requests: bool = False

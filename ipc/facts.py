@@ -194,6 +194,26 @@ SPARE_ROWS = 8
 _PACKING_DIVISOR = 200
 
 
+class PoolingKind(StrEnum):
+    """Which hidden states of a text become its vector."""
+
+    MEAN = "mean"
+    CLS = "cls"
+    LAST = "last"
+
+
+class PoolingFacts(Struct, frozen=True, kw_only=True):
+    """How a model makes vectors. `normalizes`: to length 1, unless a request asks otherwise.
+
+    `is_encoder`: it makes nothing else, from whole prompts, and keeps no KV cache.
+    """
+
+    kind: PoolingKind
+    num_dimensions: int
+    normalizes: bool
+    is_encoder: bool
+
+
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """What the engine must know of a model to plan for it. Bytes are per rank; KV bytes per token, over all layers.
 
@@ -217,7 +237,12 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     step_bytes_per_token: int = 0
     step_bytes_per_row: int = 0
-    pooling: str | None = None
+    pooling: PoolingFacts | None = None
+
+    @property
+    def is_encoder(self) -> bool:
+        """It makes vectors only, of whole prompts."""
+        return self.pooling is not None and self.pooling.is_encoder
 
     def step_bytes(self, *, max_tokens: int, max_rows: int, max_blocks: int) -> int:
         """Bytes of the buffers of a step of so many tokens and rows, with block tables of so many blocks."""

@@ -8,7 +8,7 @@ import numpy as np
 from .columns import Column, Columns, ColumnSchema
 from .messages import Decoder, Message
 from .metrics import MetricFamily
-from .sampling import Grammar, Pooling, Sampling
+from .sampling import Grammar, Sampling
 from .server_info import EngineLimits, ServerInfo
 
 
@@ -20,6 +20,7 @@ class FinishReason(IntEnum):
     STOP_TOKEN = 2
     LENGTH = 3
     ABORTED = 4  # at its frontend's wish: the frontend's own stop strings, or a client that left
+    POOLED = 5  # with a vector instead of tokens
 
 
 class RejectKind(StrEnum):
@@ -65,7 +66,7 @@ class Submit(Message, frozen=True, tag="submit"):
     """A request. Its frame: the prompt's token ids, int32. `request_id` is unique over all frontends and restarts.
 
     `core_incarnation` names the core this was meant for; another core drops it, because its sender has already
-    failed it. `arrival_s` is CLOCK_MONOTONIC at the frontend's door.
+    failed it. `arrival_s` is CLOCK_MONOTONIC at the frontend's door. `pools`: a vector is wanted instead of tokens.
     """
 
     request_id: int
@@ -76,7 +77,7 @@ class Submit(Message, frozen=True, tag="submit"):
     arrival_s: float = 0.0
     cache_salt: str | None = None
     adapter: str | None = None
-    pooling: Pooling | None = None
+    pools: bool = False
     grammar: Grammar | None = None
 
 

@@ -32,13 +32,6 @@ class Sampling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
-class Pooling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """A request for a vector instead of tokens."""
-
-    dimensions: int | None = None
-    normalize: bool | None = None
-
-
 class Grammar(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A constraint on the output. `kind` is one of json_schema, json_object, regex, choice, lark.
 

@@ -2,11 +2,11 @@
 
 from msgspec import Struct
 
-from .facts import Decision, DeviceProfile, ModelFacts, Phase, Resolution
+from .facts import Decision, DeviceProfile, ModelFacts, Phase, PoolingFacts, Resolution
 
 
 class EngineLimits(Struct, frozen=True, kw_only=True):
-    """What a request may ask of the running engine."""
+    """What a request may ask of the running engine. `pooling`: how it makes vectors, where it does."""
 
     max_model_len: int
     vocab_size: int
@@ -14,7 +14,7 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
     num_blocks: int
     block_size: int
     dtype: str
-    pooling: str | None = None
+    pooling: PoolingFacts | None = None
 
 
 class ServerInfo(Struct, frozen=True, kw_only=True):

@@ -77,6 +77,11 @@ class ModelConfig:
 
 def read_config(directory: Path) -> ModelConfig:
     """Raises Refusal when the directory holds no configuration or a model that is not supported."""
+    return parse_config(read_values(directory))
+
+
+def read_values(directory: Path) -> dict[str, Any]:
+    """What config.json says. Raises Refusal."""
     path = directory / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -86,7 +91,7 @@ def read_config(directory: Path) -> ModelConfig:
         raise Refusal(f"{path} cannot be read ({error}): download the model again") from None
     if not isinstance(values, dict):
         raise Refusal(f"{path} holds no JSON object: download the model again")
-    return parse_config(values)
+    return values
 
 
 def parse_config(values: Mapping[str, Any]) -> ModelConfig:
@@ -94,24 +99,24 @@ def parse_config(values: Mapping[str, Any]) -> ModelConfig:
     architecture = _architecture(values)
     family = FAMILIES[architecture]
     _refuse_unsupported(values, architecture)
-    hidden_size, num_heads = _size(values, "hidden_size"), _size(values, "num_attention_heads")
+    hidden_size, num_heads = size_of(values, "hidden_size"), size_of(values, "num_attention_heads")
     head_dim = _optional_size(values, "head_dim") or hidden_size // num_heads
-    num_layers = _size(values, "num_hidden_layers")
+    num_layers = size_of(values, "num_hidden_layers")
     attention_bias = bool(values.get("attention_bias", False))
     return ModelConfig(
         architecture=architecture,
         family=family.name,
         num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=_size(values, "intermediate_size"),
+        intermediate_size=size_of(values, "intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=_optional_size(values, "num_key_value_heads") or num_heads,
         head_dim=head_dim,
-        vocab_size=_size(values, "vocab_size"),
+        vocab_size=size_of(values, "vocab_size"),
         max_position_embeddings=_optional_size(values, "max_position_embeddings") or 2048,
         rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
         rotary=_rotary(values, head_dim),
-        dtype=_dtype(values),
+        dtype=dtype_of(values),
         tied=bool(values.get("tie_word_embeddings", False)),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.qkv_bias is None else False,
@@ -144,7 +149,8 @@ def _refuse_unsupported(values: Mapping[str, Any], architecture: str) -> None:
         raise Refusal(f"weights quantised by {method} are not supported yet; take the unquantised model or a GGUF file")
 
 
-def _size(values: Mapping[str, Any], name: str) -> int:
+def size_of(values: Mapping[str, Any], name: str) -> int:
+    """A size that must be there. Raises Refusal."""
     size = _optional_size(values, name)
     if size is None:
         raise Refusal(f"config.json lacks {name}: download the model again")
@@ -160,7 +166,7 @@ def _optional_size(values: Mapping[str, Any], name: str) -> int | None:
     return value
 
 
-def _dtype(values: Mapping[str, Any]) -> str:
+def dtype_of(values: Mapping[str, Any]) -> str:
     """The checkpoint's dtype: new spelling `dtype`, old one `torch_dtype`; float32 where neither is given."""
     named = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
     return {"half": "float16", "float": "float32"}.get(named, named)

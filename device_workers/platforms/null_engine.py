@@ -13,11 +13,13 @@ import msgspec
 import numpy as np
 
 from ...ipc.conditions import Refusal, StepFailed
-from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, ModelFacts
+from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, ModelFacts, PoolingFacts
 from ...ipc.plan import StepPlan, StepResult, TokenMasks
 from ...ipc.worker_messages import Settled
 from ..execution.contract import FinishedStep, LoadFacts, OnFraction, PendingStep, Spending
 from ..execution.progress import Progress
+from ..models.embedding_files import pooling_of, read_embedding_files
+from ..models.encoder_config import EncoderConfig, read_encoder
 from .contract import Backend
 from .null_model import NullModel, NullScript, with_invalid_row
 
@@ -26,6 +28,7 @@ _KV_BYTES_PER_TOKEN = 20
 _KV_BUDGET_BYTES = 64 << 20
 _MAX_MODEL_LEN = 8192
 _VOCAB_SIZE = 32_000
+_NUM_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +154,13 @@ def _count(read: dict[str, object], name: str) -> int:
 
 
 def null_model_facts(model: str, settings: NullSettings, max_model_len: int | None) -> ModelFacts:
-    """Sizes of the model whose tokens are simulated: its own vocabulary and length where it has a configuration."""
+    """Sizes of the model whose tokens are simulated: its own vocabulary and length where it has a configuration. An
+    encoder's vectors are simulated too.
+    """
     vocab_size, limit = _configured(model)
+    encoder = read_encoder(Path(model))
+    if encoder is not None:
+        limit = encoder.max_tokens
     vocab_size = settings.vocab_size or vocab_size
     limit = settings.max_model_len or limit
     if max_model_len is not None and max_model_len > limit:
@@ -173,8 +181,16 @@ def null_model_facts(model: str, settings: NullSettings, max_model_len: int | No
         num_parameters=0,
         tensor_parallel_sizes=(1,),
         weight_bytes=0,
-        kv_bytes_per_token=_KV_BYTES_PER_TOKEN,
+        kv_bytes_per_token=_KV_BYTES_PER_TOKEN if encoder is None else 0,
+        pooling=_pooling(Path(model), encoder),
     )
+
+
+def _pooling(directory: Path, encoder: EncoderConfig | None) -> PoolingFacts | None:
+    """Of an encoder; of a decoder whose files say that it makes vectors."""
+    if encoder is not None:
+        return encoder.pooling
+    return pooling_of(read_embedding_files(directory), _NUM_DIMENSIONS)
 
 
 class _Sizes(msgspec.Struct):
@@ -231,7 +247,7 @@ class NullEngine:
             weight_bytes=0,
             activation_bytes=0,
             kv_budget_bytes=self._settings.kv_budget_bytes,
-            kv_bytes_per_block=_KV_BYTES_PER_TOKEN * settled.block_size,
+            kv_bytes_per_block=self.model.kv_bytes_per_token * settled.block_size,
         )
 
     def allocate(self, num_blocks: int) -> None:
@@ -242,6 +258,7 @@ class NullEngine:
             max_model_len=self._settled.max_model_len,
             vocab_size=self.model.vocab_size,
             script=self._settings.script,
+            pooling=self.model.pooling,
         )
 
     def warm_up(self) -> dict[str, int]:

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from ...ipc.conditions import Refusal
+from ...ipc.facts import PoolingFacts
 from ...ipc.plan import ResultFlag, RowFlag, StepPlan, StepResult, TokenMasks, WorkFlag, hash_tokens
 from ..execution.row_table import RowTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MODES = ("hash", "echo", "cycle")
+_POOLS = int(WorkFlag.POOLS)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
@@ -101,15 +103,40 @@ def _expected_next(
     return int(hash_choice(content, np.array([seed], np.uint64), np.array([choice]), vocab_size, script.low_id)[0])
 
 
+def content_hash(token_ids: Array) -> Any:
+    """Of a whole sequence, uint64."""
+    return token_shares(token_ids, np.arange(len(token_ids))).sum(dtype=np.uint64)
+
+
+def content_vector(content: Any, num_dimensions: int) -> Array:
+    """Float32 `[num_dimensions]` in -1..1 that follows from a content hash: the null model's vector of a text."""
+    with np.errstate(over="ignore"):
+        drawn = _mixed(np.uint64(content) + np.arange(1, num_dimensions + 1, dtype=np.uint64) * _GOLDEN)
+    return (drawn.astype(np.float64) / 2.0**63 - 1.0).astype(np.float32)
+
+
+def expected_vector(token_ids: list[int], num_dimensions: int) -> Array:
+    """What the null model must answer to a text's tokens, before it is normalised."""
+    return content_vector(content_hash(np.array(token_ids)), num_dimensions)
+
+
 class NullModel:
     """Rows, cache and tokens; no time, no faults. `run` is a whole step: what property tests use as an oracle."""
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, max_model_len: int, vocab_size: int, script: NullScript | None = None
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        vocab_size: int,
+        script: NullScript | None = None,
+        pooling: PoolingFacts | None = None,
     ) -> None:
         self.script = script or NullScript()
         self._vocab_size = vocab_size
         self._block_size = block_size
+        self._pooling = pooling
         num_slots = num_blocks * block_size
         self._token_ids = np.zeros(num_slots, np.int32)
         self._shares = np.zeros(num_slots, np.uint64)
@@ -128,7 +155,7 @@ class NullModel:
         self._table.apply(plan)
         self._last_tokens = np.resize(self._last_tokens, max(self._table.num_rows, len(self._last_tokens)))
         self._plan = plan
-        if len(plan.rows):
+        if len(plan.rows) and not (self._pooling is not None and self._pooling.is_encoder):
             self._write(plan)
 
     def drop_rows(self) -> None:
@@ -178,7 +205,29 @@ class NullModel:
             seconds=np.zeros(4),
             **self._logprobs(rows, ids),
             **self._prompt_logprobs(plan),
+            **self._pooled(plan),
         )
+
+    def _pooled(self, plan: StepPlan) -> dict[str, Array]:
+        """Vectors of the rows that pool: of an encoder from the plan's own tokens, else from what the cache holds."""
+        items = np.nonzero(plan.flags & _POOLS)[0]
+        if not len(items):
+            return {}
+        assert self._pooling is not None
+        contents = self._pooled_contents(plan, items)
+        vectors = np.concatenate([content_vector(content, self._pooling.num_dimensions) for content in contents])
+        return {
+            "pooled_rows": plan.rows[items].copy(),
+            "pooled_dims": np.full(len(items), self._pooling.num_dimensions, np.int32),
+            "pooled": vectors,
+        }
+
+    def _pooled_contents(self, plan: StepPlan, items: Array) -> Array:
+        assert self._pooling is not None
+        if not self._pooling.is_encoder:
+            return self._contents(plan.rows[items], (plan.starts + plan.counts)[items])
+        prompts = np.split(plan.token_ids, np.cumsum(plan.counts)[:-1])
+        return np.array([content_hash(prompts[item]) for item in items], np.uint64)
 
     def _next(self, rows: Array, lengths: Array) -> Array:
         columns, script = self._table.columns, self.script

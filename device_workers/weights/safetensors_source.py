@@ -42,11 +42,12 @@ class SafetensorsSource:
         self._upload = upload
         self._stored = {} if upload is None else _stored(directory / name for name in self._files)
 
-    def check(self, needed: Mapping[str, Parameter]) -> None:
+    def check(self, needed: Mapping[str, Parameter], ignored_prefixes: tuple[str, ...] = ()) -> None:
         missing = [name for name in needed if name not in self._file_of]
         if missing:
             raise Refusal(f"{self._directory} lacks {_shown(missing)}: download the model again")
-        unexpected = [name for name in self._file_of if name not in needed and not _ignored(name)]
+        others = [name for name in self._file_of if name not in needed and not _ignored(name)]
+        unexpected = [name for name in others if not name.startswith(ignored_prefixes)]
         if unexpected:
             raise Refusal(
                 f"{self._directory} holds {_shown(unexpected)}, which this architecture does not have: "

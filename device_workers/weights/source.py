@@ -16,8 +16,8 @@ OnBytes = Callable[[int, int], None]
 class WeightSource(Protocol):
     """Named tensors of a checkpoint. Only the asked part of a tensor is read."""
 
-    def check(self, needed: Mapping[str, Parameter]) -> None:
-        """Raises Refusal naming missing, unexpected and misshapen tensors."""
+    def check(self, needed: Mapping[str, Parameter], ignored_prefixes: tuple[str, ...] = ()) -> None:
+        """Raises Refusal naming missing, unexpected and misshapen tensors; those with such a prefix may be there."""
         ...
 
     def read(

@@ -175,6 +175,7 @@ class AsyncLLM:
             Path(known.directory),
             chat_template=self._rules.chat_template,
             generation_defaults=self._rules.generation_defaults,
+            matryoshka=self._rules.matryoshka,
         )
         incarnation = await self._core_started
         self._client = EngineClient(

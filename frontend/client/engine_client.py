@@ -41,13 +41,15 @@ from ...ipc.frontend_messages import (
     Vocabulary,
 )
 from ...ipc.metrics import MetricFamily
+from ...ipc.sampling import Sampling
 from ...ipc.server_info import EngineLimits, ServerInfo
 from ..text.model_text import ModelText
 from .generation import Generation, GenerationListener, GenerationRequest
-from .output_reader import read_outputs
+from .output_reader import read_outputs, read_vectors
 from .readiness import Readiness
 from .refusals import EngineUnavailable, RequestFailed, RequestRefused
 from .sampling import TokenRoom, check_prompt, settle
+from .vectors import NO_TOKENS, VectorRequest
 
 _HELLO_EVERY_S = 0.5
 _STALE_AFTER_S = 5.0  # five heartbeats
@@ -77,6 +79,7 @@ class EngineClient(Actor):
         self._request_ids = itertools.count((index % 1024 << 52) | (incarnation % 16384 << 38))
         self._query_ids = itertools.count(1)
         self._live: dict[int, Generation] = {}
+        self._vectors: dict[int, VectorRequest] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._state: EngineState | None = None
         self._state_s = 0.0
@@ -173,10 +176,10 @@ class EngineClient(Actor):
         """Fail what was live there."""
         self._lost_incarnation = max(self._lost_incarnation, incarnation)
         error = RequestFailed(FailKind.CORE_LOST, f"the engine core was lost: {cause}")
-        for generation in list(self._live.values()):
-            if generation.core_incarnation <= incarnation:
-                del self._live[generation.request_id]
-                generation.fail(error)
+        for request in self._all_live():
+            if request.core_incarnation <= incarnation:
+                self._forget(request.request_id)
+                request.fail(error)
         for query in self._queries.values():
             if not query.done():
                 query.set_exception(EngineUnavailable("the engine core was lost", 1.0))
@@ -200,6 +203,8 @@ class EngineClient(Actor):
         if not readiness.ready:
             raise EngineUnavailable(readiness.text, readiness.retry_after_s)
         assert state is not None and state.limits is not None
+        if state.limits.pooling is not None and state.limits.pooling.is_encoder:
+            raise RequestRefused(NO_TOKENS, param="model")
         room = TokenRoom(
             prompt_tokens=len(request.prompt_token_ids),
             max_model_len=state.limits.max_model_len,
@@ -238,11 +243,44 @@ class EngineClient(Actor):
         if generation.request_id in self._live:
             self._send(Abort(generation.request_id))
 
+    def submit_vector(self, token_ids: list[int], *, priority: int = 0) -> VectorRequest:
+        """Ask for the vector of a checked text. Raises RequestRefused."""
+        readiness, state = self.readiness(), self._state
+        if not readiness.ready:
+            raise EngineUnavailable(readiness.text, readiness.retry_after_s)
+        assert state is not None
+        request = VectorRequest(next(self._request_ids), len(token_ids), state.incarnation)
+        self._vectors[request.request_id] = request
+        self._send(
+            Submit(
+                request.request_id,
+                state.incarnation,
+                Sampling(max_tokens=1),
+                priority=priority,
+                arrival_s=request.arrival_s,
+                pools=True,
+            ),
+            np.array(token_ids, np.int32).tobytes(),
+        )
+        return request
+
+    def abort_vector(self, request: VectorRequest) -> None:
+        """The owner wants nothing more. The core still sends its terminal, which nobody hears."""
+        request.close()
+        if request.request_id in self._vectors:
+            self._send(Abort(request.request_id))
+
     def fail_all(self, error: RequestFailed) -> None:
         """Fail every live request here and abort it in the core."""
-        for generation in list(self._live.values()):
-            self._send(Abort(generation.request_id))
-            generation.fail(error)
+        for request in self._all_live():
+            self._send(Abort(request.request_id))
+            request.fail(error)
+
+    def _all_live(self) -> list[Generation | VectorRequest]:
+        return [*self._live.values(), *self._vectors.values()]
+
+    def _forget(self, request_id: int) -> Generation | VectorRequest | None:
+        return self._live.pop(request_id, None) or self._vectors.pop(request_id, None)
 
     def _finish_sequence(self, generation: Generation, choice: int) -> None:
         self._send(FinishSequence(generation.request_id, choice))
@@ -311,10 +349,13 @@ class EngineClient(Actor):
                     answer.set_result(message)
 
     def _receive_outputs(self, frames: list[bytes]) -> None:
-        for request_id in read_outputs(OutputColumns.unpack(frames[0]), self._live, self._broke):
-            generation = self._live.pop(request_id, None)
-            if generation is not None and not generation.has_ended:
-                generation.fail(RequestFailed(FailKind.STEP_FAILED, "the engine ended the request without a reason"))
+        columns = OutputColumns.unpack(frames[0])
+        if len(columns.pooled_dims):
+            read_vectors(columns, self._vectors)
+        for request_id in read_outputs(columns, self._live, self._broke):
+            request = self._forget(request_id)
+            if request is not None and not request.has_ended:
+                request.fail(RequestFailed(FailKind.STEP_FAILED, "the engine ended the request without a reason"))
 
     def _broke(self, generation: Generation, error: Exception) -> None:
         """A bug of ours met one request: it fails, the others do not notice."""
@@ -339,19 +380,19 @@ class EngineClient(Actor):
             self._was_ready.set()
 
     def _receive_rejection(self, message: Rejected) -> None:
-        generation = self._live.pop(message.request_id, None)
-        if generation is not None:
-            generation.fail(_refusal(message, generation.request))
+        request = self._forget(message.request_id)
+        if request is not None:
+            field = request.request.grammar_field if isinstance(request, Generation) else ""
+            request.fail(_refusal(message, field))
 
     def _receive_failure(self, message: Failed) -> None:
         for request_id in message.request_ids:
-            generation = self._live.pop(request_id, None)
-            if generation is not None:
-                generation.fail(RequestFailed(message.kind, message.text))
+            request = self._forget(request_id)
+            if request is not None:
+                request.fail(RequestFailed(message.kind, message.text))
 
 
-def _refusal(message: Rejected, request: GenerationRequest) -> RequestRefused:
+def _refusal(message: Rejected, field: str) -> RequestRefused:
     if message.kind is not RejectKind.GRAMMAR:
         return RequestRefused(message.text, kind=message.kind, retry_after_s=message.retry_after_s)
-    field = request.grammar_field
     return RequestRefused(f"{field}: the constraint cannot be honoured: {message.text}", param=field, kind=message.kind)

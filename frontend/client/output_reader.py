@@ -3,8 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ...ipc.frontend_messages import FinishReason, OutputColumns
 from .generation import Generation, TokenLogprob, finite
+from .vectors import VectorRequest
 
 _REASONS = tuple(FinishReason)
 _NONE = int(FinishReason.NONE)
@@ -29,6 +32,15 @@ def read_outputs(columns: OutputColumns, live: Mapping[int, Generation], on_brok
     if not columns.done.any():
         return []
     return [id for id, done in zip(request_ids, columns.done.tolist(), strict=True) if done]
+
+
+def read_vectors(columns: OutputColumns, live: Mapping[int, VectorRequest]) -> None:
+    """Deliver the vectors, each a view of the message."""
+    ends = np.cumsum(columns.pooled_dims).tolist()
+    entries = zip(columns.request_ids.tolist(), columns.cached_tokens.tolist(), columns.pooled_dims, ends, strict=True)
+    for request_id, cached_tokens, num_dimensions, end in entries:
+        if num_dimensions and (request := live.get(request_id)) is not None:
+            request.take(columns.pooled[end - num_dimensions : end], cached_tokens)
 
 
 def _deliver_one_each(

@@ -28,6 +28,7 @@ from .routes.chat import ChatRoute
 from .routes.completions import CompletionsRoute
 from .routes.state import StateRoutes
 from .routes.tokens import TokenRoutes
+from .routes.vectors import EmbeddingsRoute, PoolingRoute, RerankRoute, ScoreRoute
 from .serving import Serving
 
 _MAX_HEADERS = 100
@@ -50,6 +51,10 @@ class App:
         self._generating: dict[str, Callable[[Scope, Receive, Exchange], Awaitable[None]]] = {
             "/v1/chat/completions": ChatRoute(serving),
             "/v1/completions": CompletionsRoute(serving),
+            "/v1/embeddings": EmbeddingsRoute(serving),
+            "/pooling": PoolingRoute(serving),
+            **dict.fromkeys(("/v1/score", "/score"), ScoreRoute(serving)),
+            **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), RerankRoute(serving)),
         }
         self._starlette = Starlette(
             routes=[*StateRoutes(serving).routes(), *TokenRoutes(serving).routes(), *AdminRoutes(serving).routes()],

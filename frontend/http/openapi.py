@@ -9,6 +9,15 @@ from ...ipc.configuration import RequestLimits
 from .schema.admin import Done, LogLevelRequest
 from .schema.chat import ChatCompletion, ChatRequest
 from .schema.completions import Completion, CompletionRequest
+from .schema.embeddings import (
+    EmbeddingRequest,
+    Embeddings,
+    PoolingAnswer,
+    Ranking,
+    RerankRequest,
+    ScoreRequest,
+    Scores,
+)
 from .schema.errors import ErrorResponse
 from .schema.generation import INT32_MAX
 from .schema.models import Health, Model, ModelList, Ready, Version
@@ -63,6 +72,28 @@ _OPERATIONS = (
         request=CompletionRequest,
         response=Completion,
         streams=True,
+    ),
+    _Operation(
+        path="/v1/embeddings",
+        method="post",
+        summary="Vectors of texts",
+        request=EmbeddingRequest,
+        response=Embeddings,
+    ),
+    _Operation(
+        path="/pooling",
+        method="post",
+        summary="Vectors of texts as the model leaves them",
+        request=EmbeddingRequest,
+        response=PoolingAnswer,
+    ),
+    *(
+        _Operation(path=path, method="post", summary="How near texts are", request=ScoreRequest, response=Scores)
+        for path in ("/v1/score", "/score")
+    ),
+    *(
+        _Operation(path=path, method="post", summary="Documents by relevance", request=RerankRequest, response=Ranking)
+        for path in ("/v1/rerank", "/rerank", "/v2/rerank")
     ),
     _Operation(
         path="/tokenize",

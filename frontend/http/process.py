@@ -169,6 +169,7 @@ class Frontend(Actor):
                 Path(message.directory),
                 chat_template=configuration.chat_template,
                 generation_defaults=configuration.generation_defaults,
+                matryoshka=configuration.matryoshka,
             )
         except Refusal as refusal:
             self._link.send(Refused(str(refusal)))

@@ -47,6 +47,7 @@ def request_rules(options: Options) -> RequestRules:
         default_max_tokens=_settled(options.default_max_tokens),
         chat_template=str(options.chat_template) if options.chat_template is not None else None,
         generation_defaults=options.generation_defaults,
+        matryoshka=options.matryoshka,
         control_tokens_in_content=options.control_tokens_in_content,
     )
 
@@ -73,6 +74,7 @@ def frontend_configuration(options: Options, birth: Birth, *, index: int, incarn
         default_max_tokens=rules.default_max_tokens,
         control_tokens_in_content=rules.control_tokens_in_content,
         generation_defaults=rules.generation_defaults,
+        matryoshka=rules.matryoshka,
         stall_limit_s=options.stall_limit,
         drain_timeout_s=options.drain_timeout,
         log_requests=options.log_requests,

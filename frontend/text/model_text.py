@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from ...ipc.conditions import Refusal
 from .detokenizer import DetokenizerFactory
+from .embedding_text import EmbeddingText
 from .template import ChatTemplate, TemplateRefusal, find_template
 from .tokenizer import Tokenizer, read_json
 
@@ -30,16 +31,23 @@ class ModelText:
         template: ChatTemplate | None,
         defaults: SamplingDefaults,
         end_token_ids: tuple[int, ...],
+        embedding: EmbeddingText | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults
         self.end_token_ids = end_token_ids
+        self.embedding = embedding or EmbeddingText()
         self.detokenizers = DetokenizerFactory(tokenizer)
 
     @classmethod
     def load(
-        cls, directory: Path, *, chat_template: str | None = None, generation_defaults: bool = True
+        cls,
+        directory: Path,
+        *,
+        chat_template: str | None = None,
+        generation_defaults: bool = True,
+        matryoshka: bool = False,
     ) -> "ModelText":
         """Read everything from a model directory; `chat_template` is a template or a path to one. Raises Refusal."""
         tokenizer = Tokenizer.load(directory)
@@ -53,7 +61,8 @@ class ModelText:
             raise Refusal(f"{error}; pass another with --chat-template") from error
         defaults = _defaults(generation) if generation_defaults else SamplingDefaults()
         model = read_json(directory / "config.json")
-        return cls(tokenizer, template, defaults, _end_token_ids(generation, model, tokenizer))
+        embedding = EmbeddingText.load(directory, matryoshka=matryoshka)
+        return cls(tokenizer, template, defaults, _end_token_ids(generation, model, tokenizer), embedding)
 
 
 def _template_source(option: str | None) -> str | None:

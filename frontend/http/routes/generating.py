@@ -108,7 +108,7 @@ async def run_whole(
 
     generations = _Generations(serving, len(requests), on_end, open_sequence)
     generations.submit(requests, model, param)
-    watcher = serving.start_task(_watch(receive, lambda: on_end(ClientLeft())), "watch for the client leaving")
+    watcher = serving.start_task(watch(receive, lambda: on_end(ClientLeft())), "watch for the client leaving")
     try:
         await ended
     except ClientLeft:
@@ -145,7 +145,7 @@ async def run_stream(
     generations = _Generations(serving, len(requests), on_end, open_sequence)
     generations.submit(requests, model, param)
     watcher = serving.start_task(
-        _watch(receive, lambda: stream.end(StreamEnd.CLIENT_LEFT)), "watch for the client leaving"
+        watch(receive, lambda: stream.end(StreamEnd.CLIENT_LEFT)), "watch for the client leaving"
     )
     try:
         how = await stream.ended()
@@ -159,7 +159,8 @@ async def run_stream(
         raise ClientLeft
 
 
-async def _watch(receive: Receive, on_leave: Callable[[], None]) -> None:
+async def watch(receive: Receive, on_leave: Callable[[], object]) -> None:
+    """Until the client leaves."""
     try:
         while (await receive())["type"] != "http.disconnect":
             pass

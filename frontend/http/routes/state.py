@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from .... import __version__
+from ....ipc.server_info import EngineLimits
 from ...client.refusals import EngineUnavailable
 from ..errors import ApiError
 from ..exposition import render
@@ -98,7 +99,19 @@ class StateRoutes:
         limits = self._serving.client.limits
         if limits is None:
             raise ApiError(503, "the engine has not settled its limits", code="loading", retry_after_s=1.0)
-        return Model(id=served.name, created=served.created, max_model_len=limits.max_model_len, root=served.root)
+        return Model(
+            id=served.name,
+            created=served.created,
+            max_model_len=limits.max_model_len,
+            root=served.root,
+            capabilities=_capabilities(limits),
+        )
+
+
+def _capabilities(limits: EngineLimits) -> list[str]:
+    if limits.pooling is None:
+        return ["generate"]
+    return ["embed", "score"] if limits.pooling.is_encoder else ["generate", "embed", "score"]
 
 
 def _json(value: msgspec.Struct) -> Response:

@@ -6,12 +6,15 @@ from msgspec import Struct
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A served model. `max_model_len` is the context of one request, whatever else runs."""
+    """A served model. `max_model_len` is the context of one request, whatever else runs; `capabilities` are what
+    it makes: tokens ("generate"), vectors ("embed"), scores ("score").
+    """
 
     id: str
     created: int
     max_model_len: int
     root: str
+    capabilities: list[str]
     object: Literal["model"] = "model"
     owned_by: Literal["trimaran"] = "trimaran"
     parent: None = None
