@@ -146,7 +146,9 @@ class Scheduler:
         blocks. What a step may hold is cut to what the device computes in time; the first always goes.
         """
         table = self.table
-        left = self.max_batched_tokens if len(self.waiting) == 1 else min(self.max_batched_tokens, self._shared_budget())
+        left = self.max_batched_tokens
+        if len(self.waiting) > 1:
+            left = min(left, self._shared_budget())
         while len(self.waiting) and table.num_free_rows:
             sequence = next(iter(self.waiting))
             tokens = sequence.tokens

@@ -35,7 +35,7 @@ class _Unread:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
 
-    def check(self, needed: Mapping[str, Parameter]) -> None:
+    def check(self, needed: Mapping[str, Parameter], ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Any will do."""
 
     def read(

@@ -59,9 +59,7 @@ def pooling_of(files: EmbeddingFiles | None, num_dimensions: int) -> PoolingFact
     """Of a decoder, which makes tokens too."""
     if files is None:
         return None
-    return PoolingFacts(
-        kind=files.kind, num_dimensions=num_dimensions, normalizes=files.normalizes, is_encoder=False
-    )
+    return PoolingFacts(kind=files.kind, num_dimensions=num_dimensions, normalizes=files.normalizes, is_encoder=False)
 
 
 def _kind(path: Path) -> PoolingKind:

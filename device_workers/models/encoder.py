@@ -16,7 +16,10 @@ from ...kernels.in_torch.encoding import EqualTexts, attend, pool_first, pool_la
 from ..weights.source import WeightSource
 from .encoder_config import IGNORED_PREFIXES, EncoderConfig, encoder_parameters
 
-_ACTIVATIONS = {"gelu": torch.nn.functional.gelu, "relu": torch.nn.functional.relu}
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": torch.nn.functional.gelu,
+    "relu": torch.nn.functional.relu,
+}
 _POOLS = {PoolingKind.MEAN: pool_mean, PoolingKind.CLS: pool_first, PoolingKind.LAST: pool_last}
 
 

@@ -16,12 +16,15 @@ from ...ipc.frontend_messages import RejectKind
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
 from .constraints import constraint_of
+from .embedder import Embedder, EncodingWishes
 from .engine_client import EngineClient
 from .engine_host import EngineHost, OpenHost, supervised
 from .generation import Generation, GenerationListener, GenerationRequest, SequenceOutput
-from .outputs import RequestOutput, request_output
+from .outputs import EmbeddingOutput, RequestOutput, request_output
 from .refusals import RequestRefused
 from .sampling import SamplingParams, check_limits, check_prompt_logprobs
+from .scores import Scorer
+from .vectors import settle_form
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -100,6 +103,43 @@ class AsyncLLM:
         """Answer a conversation. Raises RequestRefused, RequestFailed, TemplateRefusal."""
         ids = await self._rendered(messages, template_arguments)
         return await self._finished(self._submit(ids, params, 0, None, is_continuation=False), None)
+
+    async def embed(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Vectors of texts or token ids, in the given order. `prompt_name` names one of the model's own prompts,
+        `prompt` is a text that goes before each. Raises RequestRefused, RequestFailed.
+        """
+        embedder = self._embedder()
+        form = settle_form(embedder.facts(), self._text().embedding, dimensions=dimensions, normalizes=normalize)
+        wishes = EncodingWishes(truncate_to=truncate_prompt_tokens, prompt_name=prompt_name, prompt=prompt)
+        encoded = await embedder.encode([_checked(one) for one in prompts], wishes, "prompts")
+        found = await embedder.vectors(encoded)
+        return [
+            EmbeddingOutput(
+                prompt=given if isinstance(given, str) else None,
+                prompt_token_ids=ids,
+                embedding=form.of(one.vector),
+            )
+            for given, ids, one in zip(prompts, encoded, found, strict=True)
+        ]
+
+    async def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None
+    ) -> list[float]:
+        """How near texts are: one against each of the others, or as many against as many. Raises RequestRefused,
+        RequestFailed.
+        """
+        firsts, seconds = ([given] if isinstance(given, str) else list(given) for given in (text_1, text_2))
+        wishes = EncodingWishes(truncate_to=truncate_prompt_tokens)
+        return (await Scorer(self._embedder()).pairs(firsts, seconds, wishes)).scores
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[str]:
         """The text of one continuation, as it comes. Leaving the iteration ends the request."""
@@ -216,6 +256,9 @@ class AsyncLLM:
     def _text(self) -> ModelText:
         assert self._model is not None, "enter the AsyncLLM first: async with AsyncLLM(...) as llm"
         return self._model
+
+    def _embedder(self) -> Embedder:
+        return Embedder(self._ready_client(), self._text(), self._text_work)
 
     async def _encoded(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
@@ -362,6 +405,13 @@ def _token_ids(prompt: Prompt) -> list[int]:
     except TypeError:
         pass
     raise RequestRefused(f"prompt: give a text or token ids, not {prompt!r:.40}", param="prompt")
+
+
+def _checked(prompt: Prompt) -> str | list[int]:
+    if not isinstance(prompt, str):
+        return _token_ids(prompt)
+    _check_text(prompt, "prompts")
+    return prompt
 
 
 def _check_text(text: str, param: str) -> None:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ...ipc.frontend_messages import FailKind
 from .async_llm import AsyncLLM, Messages, Prompt
 from .engine_host import OpenHost
-from .outputs import RequestOutput
+from .outputs import EmbeddingOutput, RequestOutput
 from .refusals import RequestFailed, RequestRefused
 from .sampling import SamplingParams
 
@@ -109,6 +109,18 @@ class LLM:
             for conversation, chosen in zip(listed, _spread(params, len(listed)), strict=True)
         ]
         return self._run_all(calls, show_progress)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], **wishes: Any) -> list[EmbeddingOutput]:
+        """The vector of each text (or token ids), in the given order; `wishes` are those of `AsyncLLM.embed`. Raises
+        RequestRefused, RequestFailed.
+        """
+        return self._call(self._engine.embed(_listed(prompts), **wishes))
+
+    def score(self, text_1: str | Sequence[str], text_2: str | Sequence[str], **wishes: Any) -> list[float]:
+        """How near texts are: one against each of the others, or as many against as many. Raises RequestRefused,
+        RequestFailed.
+        """
+        return self._call(self._engine.score(text_1, text_2, **wishes))
 
     def _run_all(self, calls: Sequence[Callable[[], Any]], show_progress: bool) -> list[RequestOutput]:
         columns = (

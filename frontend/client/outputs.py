@@ -1,8 +1,13 @@
 """What the offline API gives back."""
 
+from typing import Any
+
+import numpy as np
 from msgspec import Struct
 
 from .generation import Generation, SequenceOutput, TokenLogprob
+
+Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class CompletionOutput(Struct, frozen=True, kw_only=True):
@@ -14,6 +19,14 @@ class CompletionOutput(Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprob] | None = None
+
+
+class EmbeddingOutput(Struct, frozen=True, kw_only=True):
+    """One text's vector: float32, cut and normalised as asked."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: Vector
 
 
 class RequestOutput(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from msgspec import Struct
 from ...ipc.configuration import FrontendConfiguration
 from ...ipc.control import FromChild
 from ..client.engine_client import EngineClient
+from ..client.vectors import NO_TOKENS
 from ..parsing.output_parser import Parsers, detected
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
@@ -94,6 +95,13 @@ class Serving:
             code = "loading" if self.client.limits is None else "unavailable"
             raise ApiError(503, readiness.text, code=code, retry_after_s=readiness.retry_after_s)
         return self.model
+
+    def generating_model(self) -> ServedModel:
+        """The model, when it makes tokens. Raises ApiError 503 as above, 400 for one that makes vectors only."""
+        served, limits = self.ready_model(), self.client.limits
+        if limits is not None and limits.pooling is not None and limits.pooling.is_encoder:
+            raise ApiError(400, NO_TOKENS, param="model", code="wrong_kind_of_model")
+        return served
 
     def check_model_name(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not served here."""

@@ -61,7 +61,9 @@ def find_model(
     """
     if demo_embedding:
         if model is not None:
-            raise Refusal(f"--demo-embedding serves the packaged model, and {model} is named too; leave one of them out")
+            raise Refusal(
+                f"--demo-embedding serves the packaged model, and {model} is named too; leave one of them out"
+            )
         return LocalFolder(demo_embedding_folder(), "all-MiniLM-L6-v2")
     if model is None:
         return GgufFile(demo_file(), "SmolLM2-135M-Instruct", DEMO_SAMPLING)

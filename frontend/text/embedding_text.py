@@ -37,7 +37,7 @@ class EmbeddingText(Struct, frozen=True, kw_only=True):
         )
 
     def encode(self, tokenizer: Tokenizer, text: str, *, prompt: str, max_tokens: int | None) -> list[int]:
-        """Ids of prompt and text with the tokenizer's own ends. `max_tokens` cuts the text behind, and keeps the ends."""
+        """Ids of prompt and text with the tokenizer's own ends. `max_tokens` cuts the text behind; the ends stay."""
         whole = prompt + text
         if self.lowers:
             whole = whole.lower()

@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class EqualTexts:
-    """The texts of one length in a step: `places` `[n, length]` are their tokens, or None where they are all of them."""
+    """The texts of one length in a step: `places` `[n, length]` are their tokens; None: they are all of the step."""
 
     length: int
     num_texts: int

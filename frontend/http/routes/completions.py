@@ -39,7 +39,7 @@ class CompletionsRoute:
     async def __call__(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         """Raises what the request is refused or failed with, as long as nothing was sent."""
         serving = self._serving
-        model = serving.ready_model()
+        model = serving.generating_model()
         request = _DECODER.decode(await read_json_body(scope, receive, serving.limits.max_body_bytes))
         serving.check_model_name(request.model)
         refuse_unsupported(request, COMPLETIONS, GENERATION)

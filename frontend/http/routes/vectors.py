@@ -131,9 +131,7 @@ class PoolingRoute(EmbeddingsRoute):
     def _pooled(self, served: ServedModel, found: Sequence[TextVector], form: VectorForm, *, is_base64: bool) -> bytes:
         data = [Pooled(index=index, data=_written(form, one, is_base64=is_base64)) for index, one in enumerate(found)]
         now = int(time.time())
-        return _encode(
-            PoolingAnswer(id=new_id("pool"), created=now, model=served.name, data=data, usage=_usage(found))
-        )
+        return _encode(PoolingAnswer(id=new_id("pool"), created=now, model=served.name, data=data, usage=_usage(found)))
 
 
 class ScoreRoute(VectorRoute):
