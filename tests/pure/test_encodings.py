@@ -195,9 +195,7 @@ def test_e5_the_door_takes_the_limit_and_no_more() -> None:
 
 @pytest.mark.parametrize(("pooling", "pools"), [(ENCODER, False), (None, True)])
 def test_the_door_refuses_what_the_model_does_not_make(pooling: PoolingFacts | None, pools: bool) -> None:
-    door = Door(
-        max_model_len=9, vocab_size=9, pooling=pooling, max_queued_requests=None, max_queued_tokens=None
-    )
+    door = Door(max_model_len=9, vocab_size=9, pooling=pooling, max_queued_requests=None, max_queued_tokens=None)
     answer = admit(
         Submit(1, 1, Sampling(max_tokens=1), pools=pools),
         np.array([1], np.int32).tobytes(),
