@@ -28,6 +28,7 @@ from .dtype_choice import DtypeMeasurements, candidates, check_dtype, choose_dty
 from .execution.contract import StepEngine
 from .execution.declared_engine import DeclaredEngine, MemoryWishes
 from .models.config import ModelConfig, read_config
+from .models.embedding_files import read_embedding_files
 from .models.encoder_config import ENCODER_KERNELS, EncoderConfig, encoder_facts, encoder_problem, read_encoder
 from .models.facts import KERNELS, kernel_problem, make_facts, num_sampled_ids
 from .models.sharding import Shard, make_shard
@@ -295,7 +296,12 @@ def _declared_model(
         return model, ENCODER_KERNELS, lambda settled: encoder_problem(encoder, model, settled)
     assert config is not None and shard is not None
     model = make_facts(
-        config, shard, dtype=dtype, kv_dtype=configuration.kv_dtype, max_model_len=configuration.max_model_len
+        config,
+        shard,
+        dtype=dtype,
+        kv_dtype=configuration.kv_dtype,
+        max_model_len=configuration.max_model_len,
+        files=read_embedding_files(Path(configuration.model)),
     )
     return model, KERNELS, lambda settled: kernel_problem(config, shard, model, settled)
 
@@ -347,7 +353,12 @@ def _tensor_engine(
     if configuration.rank == 0 and lacks(config.dtype, described.profile) and not dtype_decision.overridden:
         services.warn(f"the model runs in {dtype}: {dtype_decision.reason}")
     model = make_facts(
-        config, shard, dtype=dtype, kv_dtype=configuration.kv_dtype, max_model_len=configuration.max_model_len
+        config,
+        shard,
+        dtype=dtype,
+        kv_dtype=configuration.kv_dtype,
+        max_model_len=configuration.max_model_len,
+        files=read_embedding_files(Path(configuration.model)),
     )
     sampled_ids = num_sampled_ids(Path(configuration.model), config)
     on_phase("collectives")

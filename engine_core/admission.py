@@ -63,7 +63,7 @@ def admit(
         return reject(RejectKind.INVALID, wrong)
     if submit.pools and door.pooling is None:
         return reject(RejectKind.INVALID, "this model makes tokens, and no vectors; serve an embedding model")
-    if not submit.pools and door.pooling is not None and door.pooling.is_encoder:
+    if not submit.pools and door.pooling is not None and not door.pooling.generates:
         return reject(RejectKind.INVALID, "this model makes vectors, and no tokens; ask /v1/embeddings")
     if submit.pools and (submit.num_sequences > 1 or submit.grammar is not None):
         return reject(RejectKind.INVALID, "a vector has no choices and no grammar; leave n and the grammar out")

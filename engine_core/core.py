@@ -460,7 +460,7 @@ class Core(Actor):
             sampling=Sampling(max_tokens=1, temperature=0.0, seed=0),
             priority=0,
             arrival_s=time.monotonic(),
-            pools=self.group.is_encoder,
+            pools=self.group.model is not None and not self.group.model.generates,
         )
         self._next_internal -= 1
         self.engine.submit(request)

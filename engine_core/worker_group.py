@@ -300,7 +300,7 @@ class WorkerGroup:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the model makes vectors only, and needs no blocks."""
+        """Whether the model computes whole prompts and needs no blocks."""
         return self.model is not None and self.model.is_encoder
 
     @property

@@ -205,13 +205,14 @@ class PoolingKind(StrEnum):
 class PoolingFacts(Struct, frozen=True, kw_only=True):
     """How a model makes vectors. `normalizes`: to length 1, unless a request asks otherwise.
 
-    `is_encoder`: it makes nothing else, from whole prompts, and keeps no KV cache.
+    `generates`: it makes tokens too. `is_encoder`: it computes whole prompts and keeps no KV cache.
     """
 
     kind: PoolingKind
     num_dimensions: int
     normalizes: bool
     is_encoder: bool
+    generates: bool = False
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
@@ -241,8 +242,13 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def is_encoder(self) -> bool:
-        """It makes vectors only, of whole prompts."""
+        """It computes whole prompts and keeps no KV cache."""
         return self.pooling is not None and self.pooling.is_encoder
+
+    @property
+    def generates(self) -> bool:
+        """It makes tokens, whatever else it makes."""
+        return self.pooling is None or self.pooling.generates
 
     def step_bytes(self, *, max_tokens: int, max_rows: int, max_blocks: int) -> int:
         """Bytes of the buffers of a step of so many tokens and rows, with block tables of so many blocks."""

@@ -16,6 +16,11 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
     dtype: str
     pooling: PoolingFacts | None = None
 
+    @property
+    def generates(self) -> bool:
+        """The model makes tokens, whatever else it makes."""
+        return self.pooling is None or self.pooling.generates
+
 
 class ServerInfo(Struct, frozen=True, kw_only=True):
     """What the engine settled on and why."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, RobertaConfig, XLMRobertaConfig
+from transformers import AutoModel, AutoTokenizer, BertConfig, PreTrainedConfig, RobertaConfig, XLMRobertaConfig
 
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
@@ -24,11 +24,16 @@ MODES = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "l
 
 def save_encoder(name: str, directory: Path, **changes: Any) -> torch.nn.Module:
     """Random weights large enough that every part matters. Returns the reference in float32."""
+    return save_headless(ENCODERS[name](**SIZES | changes), directory)
+
+
+def save_headless(config: PreTrainedConfig, directory: Path) -> torch.nn.Module:
+    """A model that ends with its hidden states, as embedding models are saved."""
     torch.manual_seed(5)
-    model = AutoModel.from_config(ENCODERS[name](**SIZES | changes), dtype=torch.float32).eval()
+    model = AutoModel.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if "LayerNorm.weight" in parameter_name:
+            if parameter_name.lower().endswith("norm.weight"):
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(std=0.15)

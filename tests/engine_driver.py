@@ -51,6 +51,7 @@ class Answer:
     prompt_logprobs: list[float] = field(default_factory=list)
     prompt_tops: list[list[tuple[int, float]]] = field(default_factory=list)
     num_terminals: int = 0
+    vector: np.ndarray | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -89,6 +90,7 @@ class EngineDriver:
             num_blocks=num_blocks,
             block_size=block_size,
             dtype=step_engine.model.dtype,
+            pooling=step_engine.model.pooling,
         )
         self.engine = Engine(
             limits,
@@ -98,7 +100,11 @@ class EngineDriver:
             first_horizon=first_horizon,
         )
         self.door = Door(
-            max_model_len=max_model_len, vocab_size=limits.vocab_size, max_queued_requests=None, max_queued_tokens=None
+            max_model_len=max_model_len,
+            vocab_size=limits.vocab_size,
+            pooling=limits.pooling,
+            max_queued_requests=None,
+            max_queued_tokens=None,
         )
         self.answers: list[Answer] = []
         self.now = 0.0
@@ -120,11 +126,21 @@ class EngineDriver:
         n: int = 1,
         salt: str | None = None,
         grammar: CompiledGrammar | None = None,
+        pools: bool = False,
     ) -> Answer:
         """A request that arrives now, through the core's door. The answer fills as steps return."""
         index = len(self.answers)
         constraint = None if grammar is None else Grammar(kind="", source="")
-        submit = Submit(index, 1, sampling, num_sequences=n, arrival_s=self.now, cache_salt=salt, grammar=constraint)
+        submit = Submit(
+            index,
+            1,
+            sampling,
+            num_sequences=n,
+            arrival_s=self.now,
+            cache_salt=salt,
+            grammar=constraint,
+            pools=pools,
+        )
         admitted = admit(
             submit,
             np.array(prompt, np.int32).tobytes(),
@@ -222,6 +238,9 @@ class EngineDriver:
             choice.finish = FinishReason(int(columns.finish[index]))
             answer.cached_tokens = max(answer.cached_tokens, int(columns.cached_tokens[index]))
             answer.num_terminals += int(columns.done[index])
+            if len(columns.pooled_dims):
+                end = int(columns.pooled_dims[: index + 1].sum())
+                answer.vector = columns.pooled[end - int(columns.pooled_dims[index]) : end]
 
 
 class _Reader:

@@ -31,7 +31,7 @@ from ..weights.source import OnBytes, WeightSource
 from .contract import LoadFacts, OnFraction, Spending
 from .guarded_kernels import KernelReplaced, KernelSet
 from .progress import Progress
-from .tensor_step import StepClock, StepTimes
+from .tensor_step import Pooled, StepClock, StepTimes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,11 +58,10 @@ class EncoderParts:
 
 @dataclass(frozen=True)
 class EncoderStep:
-    """A PendingStep. `vectors_SD` is the host's side of them."""
+    """A PendingStep."""
 
     step: int
-    rows: Array
-    vectors_SD: torch.Tensor
+    pooled: Pooled
     readback: Readback
     times: StepTimes
     progress: Progress
@@ -76,16 +75,14 @@ class EncoderStep:
         except TrimaranError:
             raise
         except RuntimeError as error:
-            raise DeviceFault(f"step {self.step} ({len(self.rows)} texts): {error}") from error
+            raise DeviceFault(f"step {self.step} ({len(self.pooled.rows)} texts): {error}") from error
         self.progress.end(self.step)
         nothing = np.empty(0, np.int32)
         return StepResult(
             step=np.array([self.step], np.int64),
             seconds=self.times.column(),
             tokens_hash=hash_tokens(nothing, nothing),
-            pooled_rows=self.rows,
-            pooled_dims=np.full(len(self.rows), self.vectors_SD.shape[1], np.int32),
-            pooled=self.vectors_SD.numpy().reshape(-1),
+            **self.pooled.columns(),
         )
 
 
@@ -191,9 +188,9 @@ class EncoderEngine:
     def sample(self, masks: TokenMasks | None) -> EncoderStep:
         assert masks is None, "vectors are not masked"
         readback = self._link.readback()
-        vectors_SD = readback.take(self._vectors_SD)
+        pooled = Pooled(self._rows, readback.take(self._vectors_SD))
         readback.close()
-        return EncoderStep(self._step, self._rows, vectors_SD, readback, self._clock.end(), self.progress)
+        return EncoderStep(self._step, pooled, readback, self._clock.end(), self.progress)
 
     def health(self) -> DeviceHealth:
         return self._parts.backend.health()

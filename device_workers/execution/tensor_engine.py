@@ -41,13 +41,14 @@ from .progress import Progress
 from .rehearsal import rehearse
 from .row_table import RowTable
 from .sampler import PendingLogprobs, Sampled, Sampler, SamplerKernels
-from .tensor_step import PromptLogprobs, StepClock, TensorStep
+from .tensor_step import Pooled, PromptLogprobs, StepClock, TensorStep
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger("trimaran.worker")
 
 _PROMPT_LOGPROBS = int(WorkFlag.PROMPT_LOGPROBS)  # numpy is slow with the enum itself
+_POOLS = int(WorkFlag.POOLS)
 _NO_ROWS: Array = np.empty(0, np.int64)
 
 
@@ -341,8 +342,8 @@ class TensorEngine:
         for history in self._table.apply(plan):
             self._penalties.take(history)
         self._table.check(plan, self._cache.num_blocks, self._settled.block_size)
-        # Prompt logprobs need every token's hidden state, of which a recording that goes on to tokens leaves none.
-        wants_all = bool((plan.flags & _PROMPT_LOGPROBS).any())
+        # These need hidden states, of which a recording that goes on to tokens leaves none.
+        wants_all = bool((plan.flags & (_PROMPT_LOGPROBS | _POOLS)).any())
         replays = not (self._graphs.hold_tokens and wants_all)
         self._only_last = self._graphs.hold_tokens and not wants_all
         size = StepSize(int(plan.counts.sum()), len(plan.rows))
@@ -383,12 +384,13 @@ class TensorEngine:
         readback = self._link.readback()
         with self._memory_errors():
             prompt = self._prompt_logprobs(plan, batch, readback)
+            pooled = self._pooled(batch, readback)
             sampled = self._sampled(batch, masks, readback)
             tokens = None if sampled is None else readback.take(sampled.tokens, self._tokens_on_host)
             readback.close()
         self._batch = self._hidden = self._logits = None
         step = int(plan.step[0])
-        return TensorStep(step, batch, tokens, sampled, prompt, readback, self._clock.end(), self.progress)
+        return TensorStep(step, batch, tokens, sampled, prompt, pooled, readback, self._clock.end(), self.progress)
 
     def _sampled(self, batch: Batch, masks: TokenMasks | None, readback: Readback) -> Sampled | None:
         """Tokens of the items that sample, kept as the last ones of their rows."""
@@ -470,6 +472,21 @@ class TensorEngine:
             self.progress.bump()
             tokens = self._link.send(targets[part].astype(np.int64))
             yield self._sampler.logprobs(logits, tokens, num_top[part], readback)
+
+    def _pooled(self, batch: Batch, readback: Readback) -> Pooled | None:
+        """The last hidden states of the items that pool: of the tokens that end their prompts."""
+        items = np.nonzero(batch.flags & _POOLS)[0]
+        if not len(items):
+            return None
+        assert self._hidden is not None
+        residual, delta = self._hidden
+        places = self._link.send(batch.ends[items].astype(np.int64) - 1)
+        while True:
+            try:
+                vectors = self._decoder.last_hidden(residual[places], None if delta is None else delta[places])
+                return Pooled(batch.rows[items], readback.take(vectors))
+            except KernelReplaced:
+                continue  # from copies of the hidden states, which are whole
 
     def health(self) -> DeviceHealth:
         return self._parts.backend.health()

@@ -46,6 +46,21 @@ class PromptLogprobs:
         }
 
 
+@dataclass(frozen=True)
+class Pooled:
+    """Vectors of some rows; `vectors_SD` is the host's side of them."""
+
+    rows: Array
+    vectors_SD: torch.Tensor
+
+    def columns(self) -> dict[str, Array]:
+        return {
+            "pooled_rows": self.rows.astype(np.int32),
+            "pooled_dims": np.full(len(self.rows), self.vectors_SD.shape[1], np.int32),
+            "pooled": self.vectors_SD.numpy().reshape(-1),
+        }
+
+
 class StepClock:
     """Seconds of each part of the steps: building the batch, launching the forward pass, launching the sampling, and
     waiting for the device, which begins when the step before is over.
@@ -99,6 +114,7 @@ class TensorStep:
     tokens: torch.Tensor | None
     sampled: Sampled | None
     prompt: PromptLogprobs | None
+    pooled: Pooled | None
     readback: Readback
     times: StepTimes
     progress: Progress
@@ -115,8 +131,9 @@ class TensorStep:
             raise DeviceFault(f"{self}: {error}") from error
         self.progress.end(self.step)
         prompt = {} if self.prompt is None else self.prompt.columns()
+        pooled = {} if self.pooled is None else self.pooled.columns()
         step = np.array([self.step], np.int64)
-        return StepResult(step=step, seconds=self.times.column(), **self._tokens(), **prompt)
+        return StepResult(step=step, seconds=self.times.column(), **self._tokens(), **prompt, **pooled)
 
     def __str__(self) -> str:
         return f"step {self.step} ({self.batch.num_sequences} sequences, {self.batch.num_tokens} tokens)"

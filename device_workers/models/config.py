@@ -27,6 +27,8 @@ FAMILIES = {
     "Qwen2ForCausalLM": Family(name="qwen2", qkv_bias=True),
     "Qwen3ForCausalLM": Family(name="qwen3", qk_norm=True),
 }
+_HEADLESS = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
+"""The same families saved without their heads, as embedding models are."""
 
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -97,7 +99,8 @@ def read_values(directory: Path) -> dict[str, Any]:
 def parse_config(values: Mapping[str, Any]) -> ModelConfig:
     """Raises Refusal naming what is supported."""
     architecture = _architecture(values)
-    family = FAMILIES[architecture]
+    is_headless = architecture in _HEADLESS
+    family = FAMILIES[architecture.removesuffix("Model") + "ForCausalLM" if is_headless else architecture]
     _refuse_unsupported(values, architecture)
     hidden_size, num_heads = size_of(values, "hidden_size"), size_of(values, "num_attention_heads")
     head_dim = _optional_size(values, "head_dim") or hidden_size // num_heads
@@ -117,7 +120,7 @@ def parse_config(values: Mapping[str, Any]) -> ModelConfig:
         rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
         rotary=_rotary(values, head_dim),
         dtype=dtype_of(values),
-        tied=bool(values.get("tie_word_embeddings", False)),
+        tied=is_headless or bool(values.get("tie_word_embeddings", False)),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.qkv_bias is None else False,
         mlp_bias=bool(values.get("mlp_bias", False)) and family.name == "llama",
@@ -129,7 +132,7 @@ def parse_config(values: Mapping[str, Any]) -> ModelConfig:
 def _architecture(values: Mapping[str, Any]) -> str:
     named = values.get("architectures") or []
     for architecture in named:
-        if architecture in FAMILIES:
+        if architecture in FAMILIES or architecture in _HEADLESS:
             return str(architecture)
     raise Refusal(
         f"the model's architecture {', '.join(map(str, named)) or 'is not named'} is not supported; "

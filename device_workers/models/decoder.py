@@ -350,6 +350,16 @@ class Decoder:
         self._kernels.linear(local, normed, self._weights.head)
         return local if self._communicator is None else self._gathered(local)
 
+    def last_hidden(self, residual_RD: torch.Tensor, delta_RD: torch.Tensor | None) -> torch.Tensor:
+        """Float32 `[R, D]`: the hidden states `residual + delta` after the last norm. Overwrites `residual_RD`."""
+        normed = torch.empty_like(residual_RD)
+        norm, eps = self._weights.final_norm, self.config.rms_norm_eps
+        if delta_RD is None:
+            self._kernels.rms_norm(normed, residual_RD, norm, eps)
+        else:
+            self._kernels.fused_add_rms_norm(normed, residual_RD, delta_RD, norm, eps)
+        return normed.float()
+
     def _gathered(self, local_RV: torch.Tensor) -> torch.Tensor:
         """Every rank's part of the vocabulary, side by side."""
         num_rows, shard = local_RV.shape[0], self.shard

@@ -56,9 +56,16 @@ def read_embedding_files(directory: Path) -> EmbeddingFiles | None:
 
 
 def pooling_of(files: EmbeddingFiles | None, num_dimensions: int) -> PoolingFacts | None:
-    """Of a decoder, which makes tokens too."""
+    """Of a decoder: one that was trained to make vectors makes no sensible tokens. Raises Refusal for a pooling that
+    prompts computed in parts do not have.
+    """
     if files is None:
         return None
+    if files.kind is not PoolingKind.LAST:
+        raise Refusal(
+            f"{files.source} wants the {files.kind.value} of a decoder's hidden states; supported is lasttoken: choose "
+            "another embedding model"
+        )
     return PoolingFacts(kind=files.kind, num_dimensions=num_dimensions, normalizes=files.normalizes, is_encoder=False)
 
 

@@ -10,6 +10,7 @@ from ...ipc.conditions import Refusal
 from ...ipc.facts import ModelFacts, Problem
 from ...ipc.worker_messages import Settled
 from .config import ModelConfig
+from .embedding_files import EmbeddingFiles, pooling_of
 from .parameters import num_parameters, num_rank_parameters
 from .sharding import Shard, sizes_that_divide
 
@@ -17,14 +18,22 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def make_facts(
-    config: ModelConfig, shard: Shard, *, dtype: str, kv_dtype: str, max_model_len: int | None
+    config: ModelConfig,
+    shard: Shard,
+    *,
+    dtype: str,
+    kv_dtype: str,
+    max_model_len: int | None,
+    files: EmbeddingFiles | None = None,
 ) -> ModelFacts:
-    """KV bytes are this rank's. Raises Refusal for a length beyond the model's or a cache dtype that does not exist
-    yet.
+    """KV bytes are this rank's; `files` say that it makes vectors. Raises Refusal for a length beyond the model's or a
+    cache dtype that does not exist yet.
     """
     if kv_dtype not in ("auto", dtype):
         raise Refusal(f"--kv-dtype {kv_dtype} is not supported with {dtype} yet; take auto")
     limit = config.max_position_embeddings
+    if files is not None and files.max_tokens is not None:
+        limit = min(limit, files.max_tokens)
     if max_model_len is not None and max_model_len > limit:
         raise Refusal(
             f"--max-model-len {max_model_len} is more than the model's {limit} positions; take at most {limit}"
@@ -46,6 +55,7 @@ def make_facts(
         weight_bytes=num_rank_parameters(config, shard) * item_bytes,
         kv_bytes_per_token=2 * config.num_layers * shard.num_kv_heads * config.head_dim * item_bytes,
         step_bytes_per_token=_step_bytes_per_token(config, shard, item_bytes),
+        pooling=pooling_of(files, config.hidden_size),
         step_bytes_per_row=4 * (shard.vocab_end - shard.vocab_begin) + 4 * _NUM_ROW_INPUTS,
     )
 

@@ -16,13 +16,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...ipc.conditions import Refusal
-from ..models.parameters import HEAD, IGNORED_SUFFIXES, Parameter
+from ..models.parameters import EMBEDDING, HEAD, IGNORED_SUFFIXES, Parameter
 from .source import OnBytes
 from .upload import Upload
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _NAMES_SHOWN = 6
+_BARE_EMBEDDING = EMBEDDING.removeprefix("model.")
 _UPLOADED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -38,7 +39,10 @@ class SafetensorsSource:
         self._files = {path.name: _opened(path) for path in _weight_files(directory)}
         self._total_bytes = sum((directory / name).stat().st_size for name in self._files)
         self._read_bytes = 0
-        self._file_of = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
+        stored = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
+        prefix = "model." if _BARE_EMBEDDING in stored else ""  # it was saved without the head's class around it
+        self._file_of = {prefix + name: file for name, file in stored.items()}
+        self._prefix = prefix
         self._upload = upload
         self._stored = {} if upload is None else _stored(directory / name for name in self._files)
 
@@ -54,7 +58,7 @@ class SafetensorsSource:
                 "config.json and weights do not belong together; download the model again"
             )
         for name, parameter in needed.items():
-            shape = tuple(self._file_of[name].get_slice(name).get_shape())
+            shape = tuple(self._slice(name).get_shape())
             if shape != parameter.shape:
                 raise Refusal(
                     f"{name} in {self._directory} has shape {shape}, config.json says {parameter.shape}: "
@@ -71,9 +75,12 @@ class SafetensorsSource:
         self._on_bytes(self._read_bytes, self._total_bytes)
         return tensor
 
+    def _slice(self, name: str) -> Any:
+        return self._file_of[name].get_slice(name.removeprefix(self._prefix))
+
     def _uploaded(self, parameter: Parameter, rows: tuple[int, int] | None) -> torch.Tensor | None:
         """None where it is not to be uploaded."""
-        stored = self._stored.get(parameter.name)
+        stored = self._stored.get(parameter.name.removeprefix(self._prefix))
         if stored is None or self._upload is None:
             return None
         first, last = rows or (0, parameter.shape[0])
@@ -86,7 +93,7 @@ class SafetensorsSource:
     def _mapped(
         self, parameter: Parameter, rows: tuple[int, int] | None, columns: tuple[int, int] | None
     ) -> torch.Tensor:
-        view = self._file_of[parameter.name].get_slice(parameter.name)
+        view = self._slice(parameter.name)
         tensor: torch.Tensor
         if columns is not None:
             tensor = view[:, columns[0] : columns[1]]

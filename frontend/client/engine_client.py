@@ -203,7 +203,7 @@ class EngineClient(Actor):
         if not readiness.ready:
             raise EngineUnavailable(readiness.text, readiness.retry_after_s)
         assert state is not None and state.limits is not None
-        if state.limits.pooling is not None and state.limits.pooling.is_encoder:
+        if not state.limits.generates:
             raise RequestRefused(NO_TOKENS, param="model")
         room = TokenRoom(
             prompt_tokens=len(request.prompt_token_ids),

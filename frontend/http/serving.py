@@ -99,7 +99,7 @@ class Serving:
     def generating_model(self) -> ServedModel:
         """The model, when it makes tokens. Raises ApiError 503 as above, 400 for one that makes vectors only."""
         served, limits = self.ready_model(), self.client.limits
-        if limits is not None and limits.pooling is not None and limits.pooling.is_encoder:
+        if limits is not None and not limits.generates:
             raise ApiError(400, NO_TOKENS, param="model", code="wrong_kind_of_model")
         return served
 

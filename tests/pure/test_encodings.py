@@ -22,7 +22,7 @@ from trimaran.ipc.sampling import Sampling
 from trimaran.ipc.server_info import EngineLimits
 
 ENCODER = PoolingFacts(kind=PoolingKind.MEAN, num_dimensions=24, normalizes=True, is_encoder=True)
-DECODER = PoolingFacts(kind=PoolingKind.LAST, num_dimensions=24, normalizes=True, is_encoder=False)
+DECODER = PoolingFacts(kind=PoolingKind.LAST, num_dimensions=24, normalizes=True, is_encoder=False, generates=True)
 LENGTH, BUDGET, ROWS = 40, 64, 6
 
 

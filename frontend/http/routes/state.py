@@ -109,9 +109,8 @@ class StateRoutes:
 
 
 def _capabilities(limits: EngineLimits) -> list[str]:
-    if limits.pooling is None:
-        return ["generate"]
-    return ["embed", "score"] if limits.pooling.is_encoder else ["generate", "embed", "score"]
+    makes_vectors = ["embed", "score"] if limits.pooling is not None else []
+    return [*(["generate"] if limits.generates else []), *makes_vectors]
 
 
 def _json(value: msgspec.Struct) -> Response:
