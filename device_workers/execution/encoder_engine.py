@@ -18,7 +18,6 @@ from ...ipc.facts import Decision, DeviceHealth, DeviceProfile, ModelFacts, Reso
 from ...ipc.plan import StepPlan, StepResult, TokenMasks, WorkFlag, hash_tokens
 from ...ipc.worker_messages import Settled
 from ...kernels.implementation import Services
-from ...kernels.in_torch.encoding import group_by_length
 from ...kernels.registry import KernelChoices, Registry
 from ...kernels.trials import DTYPES
 from ..memory.exhaustion import exhaustion_as_memory_error
@@ -26,6 +25,7 @@ from ..memory.memory_plan import plan_memory, plan_spending, shared_limit
 from ..memory.staging import HostLink, Readback
 from ..models.encoder import Encoder, EncoderInputs, EncoderReader
 from ..models.encoder_config import ENCODER_KERNELS, EncoderConfig, encoder_problem
+from ..models.encoding import group_by_length
 from ..platforms.contract import Backend
 from ..weights.source import OnBytes, WeightSource
 from .contract import LoadFacts, OnFraction, Spending

@@ -12,9 +12,9 @@ import torch
 
 from ...ipc.facts import PoolingKind
 from ...kernels.implementation import LinearKernel
-from ...kernels.in_torch.encoding import EqualTexts, attend, pool_first, pool_last, pool_mean
 from ..weights.source import WeightSource
 from .encoder_config import IGNORED_PREFIXES, EncoderConfig, encoder_parameters
+from .encoding import EqualTexts, attend, pool_first, pool_last, pool_mean
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": torch.nn.functional.gelu,

@@ -21,7 +21,7 @@ from .engine_client import EngineClient
 from .engine_host import EngineHost, OpenHost, supervised
 from .generation import Generation, GenerationListener, GenerationRequest, SequenceOutput
 from .outputs import EmbeddingOutput, RequestOutput, request_output
-from .refusals import RequestRefused
+from .refusals import RequestRefused, first_cause
 from .sampling import SamplingParams, check_limits, check_prompt_logprobs
 from .scores import Scorer
 from .vectors import settle_form
@@ -423,13 +423,6 @@ def _check_text(text: str, param: str) -> None:
             f"{param}: the character at {error.start} is half of a surrogate pair, which is no text; remove it",
             param=param,
         ) from None
-
-
-def first_cause(error: BaseException) -> BaseException:
-    """The first error inside groups, which is what a caller wants to read."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _when_admitted(call: Callable[[], Any]) -> Any:

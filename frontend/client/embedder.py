@@ -12,7 +12,7 @@ from ...ipc.frontend_messages import RejectKind
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
 from .engine_client import EngineClient
-from .refusals import RequestRefused
+from .refusals import RequestRefused, first_cause
 from .vectors import NO_VECTORS, VectorRequest
 
 Array = np.ndarray[Any, Any]
@@ -89,7 +89,7 @@ class Embedder:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(ids)) for ids in encoded]
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            raise first_cause(errors) from None
         return [task.result() for task in tasks]
 
     async def _finished(self, request: VectorRequest) -> TextVector:
@@ -148,9 +148,3 @@ def _check_ids(ids: list[int], max_tokens: int, vocab_size: int, param: str, pla
             param=param,
             kind=RejectKind.TOO_LONG,
         )
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

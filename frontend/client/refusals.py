@@ -36,3 +36,10 @@ class RequestFailed(TrimaranError):
         super().__init__(text)
         self.kind = kind
         self.text = text
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first error inside groups, which is what a caller wants to read."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from ...client.embedder import Embedder, Text, TextVector
-from ...client.refusals import RequestRefused
+from ...client.refusals import RequestRefused, first_cause
 from ...client.scores import Scored, Scorer
 from ...client.vectors import VectorForm, settle_form
 from ..asgi import ClientLeft, Exchange, Receive, Scope, read_json_body
@@ -71,18 +71,17 @@ class VectorRoute:
 
     async def _while_here(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
         """The result; the work ends when the client leaves. Raises ClientLeft."""
-        task = asyncio.ensure_future(work)
-        watcher = self._serving.start_task(watch(receive, task.cancel), "watch for the client leaving")
         try:
-            return await task
-        except asyncio.CancelledError:
-            if not task.cancelled() or not watcher.done():
-                raise  # it is this request that is being cancelled
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(work)
+                watcher = group.create_task(watch(receive, task.cancel))
+                task.add_done_callback(lambda _: watcher.cancel())
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from None
+        if task.cancelled():
             self._serving.statistics.client_left()
-            raise ClientLeft from None
-        finally:
-            watcher.cancel()
-            task.cancel()
+            raise ClientLeft
+        return task.result()
 
 
 class EmbeddingsRoute(VectorRoute):

@@ -1,4 +1,4 @@
-"""What an encoder computes beside its matrix products, in plain PyTorch: no chain has another way for these yet.
+"""What an encoder computes beside its matrix products, in plain PyTorch: there are no kernels for these yet.
 
 T tokens of a step, S texts, D hidden size, H heads, d head size. Texts lie one after the other.
 """
