@@ -131,6 +131,7 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     generation_defaults: bool = True
     matryoshka: bool = False
+    reranker: bool = False
     control_tokens_in_content: bool = False
 
 
@@ -160,6 +161,7 @@ class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):
     control_tokens_in_content: bool = False
     generation_defaults: bool = True
     matryoshka: bool = False
+    reranker: bool = False
     stall_limit_s: float = 20.0
     drain_timeout_s: float = 30.0
     log_requests: bool = False

@@ -23,7 +23,7 @@ from .generation import Generation, GenerationListener, GenerationRequest, Seque
 from .outputs import EmbeddingOutput, RequestOutput, request_output
 from .refusals import RequestRefused, first_cause
 from .sampling import SamplingParams, check_limits, check_prompt_logprobs
-from .scores import Scorer
+from .scores import PairWishes, scorer_for
 from .vectors import settle_form
 
 Prompt = str | Sequence[int]
@@ -132,14 +132,20 @@ class AsyncLLM:
         ]
 
     async def score(
-        self, text_1: str | Sequence[str], text_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
     ) -> list[float]:
-        """How near texts are: one against each of the others, or as many against as many. Raises RequestRefused,
-        RequestFailed.
+        """How near texts are: one against each of the others, or as many against as many. `instruction` is for a
+        reranker. Raises RequestRefused, RequestFailed.
         """
         firsts, seconds = ([given] if isinstance(given, str) else list(given) for given in (text_1, text_2))
-        wishes = EncodingWishes(truncate_to=truncate_prompt_tokens)
-        return (await Scorer(self._embedder()).pairs(firsts, seconds, wishes)).scores
+        wishes = PairWishes(truncate_to=truncate_prompt_tokens, instruction=instruction)
+        scorer = scorer_for(self._ready_client(), self._text(), self._text_work)
+        return (await scorer.pairs(firsts, seconds, wishes)).scores
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[str]:
         """The text of one continuation, as it comes. Leaving the iteration ends the request."""
@@ -216,6 +222,7 @@ class AsyncLLM:
             chat_template=self._rules.chat_template,
             generation_defaults=self._rules.generation_defaults,
             matryoshka=self._rules.matryoshka,
+            reranker=self._rules.reranker,
         )
         incarnation = await self._core_started
         self._client = EngineClient(

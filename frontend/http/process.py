@@ -170,6 +170,7 @@ class Frontend(Actor):
                 chat_template=configuration.chat_template,
                 generation_defaults=configuration.generation_defaults,
                 matryoshka=configuration.matryoshka,
+                reranker=configuration.reranker,
             )
         except Refusal as refusal:
             self._link.send(Refused(str(refusal)))

@@ -48,6 +48,7 @@ def request_rules(options: Options) -> RequestRules:
         chat_template=str(options.chat_template) if options.chat_template is not None else None,
         generation_defaults=options.generation_defaults,
         matryoshka=options.matryoshka,
+        reranker=options.reranker,
         control_tokens_in_content=options.control_tokens_in_content,
     )
 
@@ -75,6 +76,7 @@ def frontend_configuration(options: Options, birth: Birth, *, index: int, incarn
         control_tokens_in_content=rules.control_tokens_in_content,
         generation_defaults=rules.generation_defaults,
         matryoshka=rules.matryoshka,
+        reranker=rules.reranker,
         stall_limit_s=options.stall_limit,
         drain_timeout_s=options.drain_timeout,
         log_requests=options.log_requests,

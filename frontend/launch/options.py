@@ -177,6 +177,9 @@ class Options(Struct, frozen=True, kw_only=True):
     matryoshka: Annotated[
         bool, About("Server", Switch(), "let clients cut an embedding model's vectors (dimensions) to any size")
     ] = False
+    reranker: Annotated[
+        bool, About("Server", Switch(), "score texts by the model's yes and no, as Qwen3-Reranker is trained to answer")
+    ] = False
     control_tokens_in_content: Annotated[
         bool, About("Server", Switch(), "let users' text hold control tokens, which lets them forge other roles")
     ] = False

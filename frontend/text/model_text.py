@@ -8,6 +8,7 @@ from msgspec import Struct
 from ...ipc.conditions import Refusal
 from .detokenizer import DetokenizerFactory
 from .embedding_text import EmbeddingText
+from .judge import Judge
 from .template import ChatTemplate, TemplateRefusal, find_template
 from .tokenizer import Tokenizer, read_json
 
@@ -32,12 +33,14 @@ class ModelText:
         defaults: SamplingDefaults,
         end_token_ids: tuple[int, ...],
         embedding: EmbeddingText | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults
         self.end_token_ids = end_token_ids
         self.embedding = embedding or EmbeddingText()
+        self.judge = judge
         self.detokenizers = DetokenizerFactory(tokenizer)
 
     @classmethod
@@ -48,6 +51,7 @@ class ModelText:
         chat_template: str | None = None,
         generation_defaults: bool = True,
         matryoshka: bool = False,
+        reranker: bool = False,
     ) -> "ModelText":
         """Read everything from a model directory; `chat_template` is a template or a path to one. Raises Refusal."""
         tokenizer = Tokenizer.load(directory)
@@ -61,8 +65,9 @@ class ModelText:
             raise Refusal(f"{error}; pass another with --chat-template") from error
         defaults = _defaults(generation) if generation_defaults else SamplingDefaults()
         model = read_json(directory / "config.json")
+        judge = Judge.of(template, tokenizer) if reranker else None
         embedding = EmbeddingText.load(directory, matryoshka=matryoshka)
-        return cls(tokenizer, template, defaults, _end_token_ids(generation, model, tokenizer), embedding)
+        return cls(tokenizer, template, defaults, _end_token_ids(generation, model, tokenizer), embedding, judge)
 
 
 def _template_source(option: str | None) -> str | None:

@@ -104,13 +104,13 @@ class StateRoutes:
             created=served.created,
             max_model_len=limits.max_model_len,
             root=served.root,
-            capabilities=_capabilities(limits),
+            capabilities=_capabilities(limits, judges=served.text.judge is not None),
         )
 
 
-def _capabilities(limits: EngineLimits) -> list[str]:
-    makes_vectors = ["embed", "score"] if limits.pooling is not None else []
-    return [*(["generate"] if limits.generates else []), *makes_vectors]
+def _capabilities(limits: EngineLimits, *, judges: bool) -> list[str]:
+    has = {"generate": limits.generates, "embed": limits.pooling is not None}
+    return [name for name, there in {**has, "score": has["embed"] or judges}.items() if there]
 
 
 def _json(value: msgspec.Struct) -> Response:

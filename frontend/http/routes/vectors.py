@@ -11,7 +11,7 @@ import numpy as np
 
 from ...client.embedder import Embedder, Text, TextVector
 from ...client.refusals import RequestRefused, first_cause
-from ...client.scores import Scored, Scorer
+from ...client.scores import PairWishes, Scored, Scorer, scorer_for
 from ...client.vectors import VectorForm, settle_form
 from ..asgi import ClientLeft, Exchange, Receive, Scope, read_json_body
 from ..schema.embeddings import (
@@ -53,12 +53,17 @@ class VectorRoute:
         serving = self._serving
         served = serving.ready_model()
         body = await read_json_body(scope, receive, serving.limits.max_body_bytes)
-        embedder = Embedder(serving.client, served.text, serving.text_work)
-        answer = await self._while_here(self._answer(body, served, embedder), receive)
+        answer = await self._while_here(self._answer(body, served), receive)
         await exchange.send_whole(200, answer)
 
-    async def _answer(self, body: bytes | bytearray, served: ServedModel, embedder: Embedder) -> bytes:
+    async def _answer(self, body: bytes | bytearray, served: ServedModel) -> bytes:
         raise NotImplementedError
+
+    def _embedder(self, served: ServedModel) -> Embedder:
+        return Embedder(self._serving.client, served.text, self._serving.text_work)
+
+    def _scorer(self, served: ServedModel) -> Scorer:
+        return scorer_for(self._serving.client, served.text, self._serving.text_work)
 
     def _check(self, request: VectorFields, num_texts: int, param: str) -> None:
         self._serving.check_model_name(request.model)
@@ -87,8 +92,8 @@ class VectorRoute:
 class EmbeddingsRoute(VectorRoute):
     """POST /v1/embeddings."""
 
-    async def _answer(self, body: bytes | bytearray, served: ServedModel, embedder: Embedder) -> bytes:
-        request = _EMBEDDINGS.decode(body)
+    async def _answer(self, body: bytes | bytearray, served: ServedModel) -> bytes:
+        request, embedder = _EMBEDDINGS.decode(body), self._embedder(served)
         texts = _given_texts(request)
         self._check(request, len(texts), "input")
         form = settle_form(
@@ -111,8 +116,8 @@ class EmbeddingsRoute(VectorRoute):
 class PoolingRoute(EmbeddingsRoute):
     """POST /pooling: vectors as the model leaves them, unless `normalize` asks otherwise."""
 
-    async def _answer(self, body: bytes | bytearray, served: ServedModel, embedder: Embedder) -> bytes:
-        request = _EMBEDDINGS.decode(body)
+    async def _answer(self, body: bytes | bytearray, served: ServedModel) -> bytes:
+        request, embedder = _EMBEDDINGS.decode(body), self._embedder(served)
         texts = _given_texts(request)
         self._check(request, len(texts), "input")
         form = settle_form(
@@ -136,14 +141,13 @@ class PoolingRoute(EmbeddingsRoute):
 class ScoreRoute(VectorRoute):
     """POST /v1/score."""
 
-    async def _answer(self, body: bytes | bytearray, served: ServedModel, embedder: Embedder) -> bytes:
+    async def _answer(self, body: bytes | bytearray, served: ServedModel) -> bytes:
         request = _SCORES.decode(body)
         firsts = [request.text_1] if isinstance(request.text_1, str) else request.text_1
         seconds = [request.text_2] if isinstance(request.text_2, str) else request.text_2
         self._check(request, len(firsts) + len(seconds), "text_2")
-        scored = await Scorer(embedder).pairs(
-            firsts, seconds, request.wishes(), params=("text_1", "text_2"), priority=request.priority or 0
-        )
+        wishes = _pair_wishes(request, request.instruction, ("text_1", "text_2"))
+        scored = await self._scorer(served).pairs(firsts, seconds, wishes)
         data = [Score(index=index, score=score) for index, score in enumerate(scored.scores)]
         answer = Scores(
             id=new_id("score"), created=int(time.time()), model=served.name, data=data, usage=_scored_usage(scored)
@@ -154,7 +158,7 @@ class ScoreRoute(VectorRoute):
 class RerankRoute(VectorRoute):
     """POST /v1/rerank, in the form of Jina's and Cohere's clients."""
 
-    async def _answer(self, body: bytes | bytearray, served: ServedModel, embedder: Embedder) -> bytes:
+    async def _answer(self, body: bytes | bytearray, served: ServedModel) -> bytes:
         request = _RANKINGS.decode(body)
         documents = [one if isinstance(one, str) else one.text for one in request.documents]
         self._check(request, len(documents) + 1, "documents")
@@ -162,9 +166,8 @@ class RerankRoute(VectorRoute):
             raise RequestRefused("documents: the list is empty; send at least one document", param="documents")
         if request.top_n is not None and request.top_n < 1:
             raise RequestRefused("top_n: ask for at least 1 result, or leave it out for all", param="top_n")
-        scored = await Scorer(embedder).pairs(
-            [request.query], documents, request.wishes(), params=("query", "documents"), priority=request.priority or 0
-        )
+        wishes = _pair_wishes(request, request.instruction, ("query", "documents"))
+        scored = await self._scorer(served).pairs([request.query], documents, wishes)
         best = sorted(range(len(documents)), key=lambda place: -scored.scores[place])[: request.top_n]
         shows = request.return_documents is not False
         results = [
@@ -181,6 +184,15 @@ class RerankRoute(VectorRoute):
 async def _embedded(embedder: Embedder, request: EmbeddingRequest, texts: list[Text]) -> list[TextVector]:
     wishes = request.wishes(prompt_name=request.prompt_name, prompt=request.prompt)
     return await embedder.vectors(await embedder.encode(texts, wishes, "input"), priority=request.priority or 0)
+
+
+def _pair_wishes(request: VectorFields, instruction: str | None, params: tuple[str, str]) -> PairWishes:
+    return PairWishes(
+        truncate_to=request.truncate_prompt_tokens,
+        instruction=instruction,
+        params=params,
+        priority=request.priority or 0,
+    )
 
 
 def _given_texts(request: EmbeddingRequest) -> list[Text]:

@@ -43,6 +43,7 @@ class ScoreRequest(VectorFields, kw_only=True):
 
     text_1: str | list[str]
     text_2: str | list[str]
+    instruction: str | None = None
 
 
 class RerankDocument(Struct, frozen=True, omit_defaults=True):
@@ -58,6 +59,7 @@ class RerankRequest(VectorFields, kw_only=True):
     documents: list[str | RerankDocument]
     top_n: int | None = None
     return_documents: bool | None = None
+    instruction: str | None = None
 
 
 class VectorUsage(Struct, frozen=True):
