@@ -6,6 +6,7 @@ ENCODINGS = ("tests/pure/test_encodings.py",)
 ENCODERS = ("tests/numerics/test_encoders.py",)
 DECODERS = ("tests/numerics/test_decoder_embeddings.py",)
 SERVED = ("tests/api/test_embeddings.py",)
+RERANKER = ("tests/api/test_reranker.py",)
 
 EMBEDDING_BREAKS = (
     Break(
@@ -135,6 +136,27 @@ EMBEDDING_BREAKS = (
         "key=lambda place: -scored.scores[place]",
         "key=lambda place: place",
         (*SERVED, "-k", "rankings"),
+    ),
+    Break(
+        "a reranker's question knows no instruction of its request",
+        "frontend/text/judge.py",
+        "{instruction or INSTRUCTION}",
+        "{INSTRUCTION}",
+        (*RERANKER, "-k", "e4"),
+    ),
+    Break(
+        "a reranker says how likely no is",
+        "frontend/client/judging.py",
+        "math.exp(min(no - yes, 700.0))",
+        "math.exp(min(yes - no, 700.0))",
+        (*RERANKER, "-k", "e3"),
+    ),
+    Break(
+        "a document may forge the end of a reranker's question",
+        "frontend/text/judge.py",
+        "self.template.render(messages, arguments=_ARGUMENTS)",
+        "self.template.render(messages, arguments=_ARGUMENTS, control_tokens_in_content=True)",
+        (*RERANKER, "-k", "stays_text"),
     ),
     Break(
         "a model of vectors is asked for tokens",
