@@ -57,6 +57,8 @@ def settle(asked: CoreConfiguration, hellos: Sequence[WorkerHello]) -> Settled:
         _check_wishes(asked, model, profile, room, strategy, sizes, hellos[0].memory)
     chunk = _max_chunk_tokens(asked, sizes.num("max_batched_tokens"))
     buckets, graphs = choose_graph_buckets(asked, profile, sizes.num("max_num_seqs"), sizes.num("max_batched_tokens"))
+    if model.is_encoder:
+        buckets, graphs = (), Decision(name="graphs", value="eager", reason="an encoder's steps have any shape")
     ordering = choose_queue_ordering(asked, profile)
     prompt_step = choose_prompt_step(profile)
     kv_dtype = Decision(name="kv_dtype", value=model.kv_dtype, reason="that of the activations")

@@ -15,6 +15,8 @@ from trimaran.ipc.facts import (
     Feature,
     MemoryFacts,
     ModelFacts,
+    PoolingFacts,
+    PoolingKind,
     QueueOrdering,
 )
 from trimaran.ipc.worker_messages import Loaded, Settled, WorkerHello
@@ -325,3 +327,31 @@ def test_the_ranks_that_are_named_divide_the_model() -> None:
     with pytest.raises(Refusal) as refused:
         settle(ASKED, [hello(replace(SMALL, memory_bytes=GIB, platform="cpu"), model=odd)])
     assert "--tensor-parallel" not in str(refused.value)
+
+
+ENCODER = replace(
+    MODEL,
+    architecture="BertModel",
+    max_model_len=512,
+    kv_bytes_per_token=0,
+    pooling=PoolingFacts(kind=PoolingKind.MEAN, num_dimensions=1024, normalizes=True, is_encoder=True),
+)
+
+
+def test_an_encoder_needs_no_blocks_and_a_step_for_its_longest_text() -> None:
+    for profile in (LARGE, SMALL):
+        settled = settle(ASKED, [hello(profile, model=ENCODER)])
+        assert settled.max_batched_tokens >= settled.max_model_len == 512
+        assert settled.graph_buckets == ()
+        answer = replace(loaded(settled, profile), kv_budget_bytes=0, kv_bytes_per_block=0)
+        num_blocks, max_model_len, decisions = count_blocks(ASKED, settled, [answer])
+        assert (num_blocks, max_model_len) == (0, 512)
+        assert "no KV cache" in decisions[0].reason
+
+
+def test_a_step_below_an_encoders_longest_text_is_refused_with_what_works() -> None:
+    asked = replace(ASKED, max_batched_tokens=300, max_num_seqs=8)
+    with pytest.raises(Refusal, match="raise it to 512 or lower --max-model-len"):
+        settle(asked, [hello(LARGE, model=ENCODER)])
+    assert settle(replace(asked, max_batched_tokens=512), [hello(LARGE, model=ENCODER)]).max_batched_tokens == 512
+    assert settle(replace(asked, max_model_len=300), [hello(LARGE, model=ENCODER)]).max_model_len == 300

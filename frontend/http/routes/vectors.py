@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,6 +39,7 @@ T = TypeVar("T")
 _EMBEDDINGS = msgspec.json.Decoder(EmbeddingRequest)
 _SCORES = msgspec.json.Decoder(ScoreRequest)
 _RANKINGS = msgspec.json.Decoder(RerankRequest)
+_NO_DATA = b'"data":[]'  # in text its quotes would be escaped
 _encode = msgspec.json.Encoder().encode
 
 
@@ -106,11 +107,11 @@ class EmbeddingsRoute(VectorRoute):
         )
 
     def _whole(self, served: ServedModel, found: Sequence[TextVector], form: VectorForm, *, is_base64: bool) -> bytes:
-        data = [
+        data = (
             Embedding(index=index, embedding=_written(form, one, is_base64=is_base64))
             for index, one in enumerate(found)
-        ]
-        return _encode(Embeddings(data=data, model=served.name, usage=_usage(found)))
+        )
+        return _with_data(Embeddings(data=[], model=served.name, usage=_usage(found)), data)
 
 
 class PoolingRoute(EmbeddingsRoute):
@@ -133,9 +134,10 @@ class PoolingRoute(EmbeddingsRoute):
         )
 
     def _pooled(self, served: ServedModel, found: Sequence[TextVector], form: VectorForm, *, is_base64: bool) -> bytes:
-        data = [Pooled(index=index, data=_written(form, one, is_base64=is_base64)) for index, one in enumerate(found)]
+        data = (Pooled(index=index, data=_written(form, one, is_base64=is_base64)) for index, one in enumerate(found))
         now = int(time.time())
-        return _encode(PoolingAnswer(id=new_id("pool"), created=now, model=served.name, data=data, usage=_usage(found)))
+        answer = PoolingAnswer(id=new_id("pool"), created=now, model=served.name, data=[], usage=_usage(found))
+        return _with_data(answer, data)
 
 
 class ScoreRoute(VectorRoute):
@@ -214,6 +216,11 @@ def given_texts(given: TextInput) -> list[Text]:
     if ids or len({type(item) for item in others}) > 1:
         raise RequestRefused("input: texts, token ids and lists of token ids cannot be mixed", param="input")
     return others
+
+
+def _with_data(answer: Embeddings | PoolingAnswer, data: Iterable[Embedding | Pooled]) -> bytes:
+    """The answer with its data, written one by one: the whole at once would hold up every other thread."""
+    return _encode(answer).replace(_NO_DATA, b'"data":[' + b",".join(map(_encode, data)) + b"]", 1)
 
 
 def _written(form: VectorForm, found: TextVector, *, is_base64: bool) -> list[float] | str:
