@@ -237,11 +237,11 @@ class WorkerGroup:
         hellos = [self._hellos[rank] for rank in range(self._num_ranks)]
         self.model = hellos[0].model
         held = [(hello.settled, hello.num_blocks) for hello in hellos]
-        if all(settled is not None and num_blocks for settled, num_blocks in held):
+        if all(settled is not None and num_blocks is not None for settled, num_blocks in held):
             settled, num_blocks = held[0]
             assert settled is not None and num_blocks is not None
             self.settled = settled
-            self._limit(min(count for _, count in held if count), settled.max_model_len)
+            self._limit(min(count for _, count in held if count is not None), settled.max_model_len)
             self._tell(Allocate(self.generation, num_blocks))
             return
         self.settled = settle(self.configuration, hellos)

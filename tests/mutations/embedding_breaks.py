@@ -6,6 +6,7 @@ ENCODINGS = ("tests/pure/test_encodings.py",)
 ENCODERS = ("tests/numerics/test_encoders.py",)
 DECODERS = ("tests/numerics/test_decoder_embeddings.py",)
 SERVED = ("tests/api/test_embeddings.py",)
+DEATHS = ("tests/faults/test_deaths_under_vectors.py",)
 RERANKER = ("tests/api/test_reranker.py",)
 
 EMBEDDING_BREAKS = (
@@ -122,6 +123,13 @@ EMBEDDING_BREAKS = (
         "            tokens = tokens[: max(left, 1)] if not builder.is_empty else tokens\n"
         "            if left <= 0:\n                return\n",
         ENCODINGS,
+    ),
+    Break(
+        "a worker that keeps no blocks is not taken back by a new core",
+        "engine_core/worker_group.py",
+        "num_blocks is not None for settled",
+        "num_blocks for settled",
+        (*DEATHS, "-k", "core"),
     ),
     Break(
         "a vector that is not finite goes out",
