@@ -175,7 +175,7 @@ class Server:
         self.until(is_ready, limit_s, "ready")
 
     def _listens(self, pid: int) -> bool:
-        """Whether new connections may come to this frontend: one that was restarted joins the others some time later."""
+        """Whether new connections may come to this frontend: one that was restarted joins the others later on."""
         try:
             connections = psutil.Process(pid).net_connections("tcp")
         except psutil.NoSuchProcess:
