@@ -354,4 +354,6 @@ def _refusal(message: Rejected, request: GenerationRequest) -> RequestRefused:
     if message.kind is not RejectKind.GRAMMAR:
         return RequestRefused(message.text, kind=message.kind, retry_after_s=message.retry_after_s)
     field = request.grammar_field
-    return RequestRefused(f"{field}: the constraint cannot be honoured: {message.text}", param=field, kind=message.kind)
+    return RequestRefused(
+        f"{field}: the constraint cannot be honoured: {message.text}; change it", param=field, kind=message.kind
+    )
