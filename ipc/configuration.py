@@ -118,7 +118,7 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
     max_prompt_logprob_entries: int = 1 << 21
     max_prompts: int = 2048
     max_grammar_bytes: int = 1 << 20
-    max_bad_words: int = 256
+    max_bad_words: int = 128
     max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
 

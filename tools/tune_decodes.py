@@ -43,6 +43,7 @@ from trimaran.device_workers.models.fused_decode import FusedKernels
 from trimaran.device_workers.models.sharding import Shard
 from trimaran.device_workers.platforms.contract import Backend, NotSupported
 from trimaran.device_workers.weights.dummy_source import DummySource
+from trimaran.ipc.conditions import Refusal
 from trimaran.ipc.configuration import WorkerConfiguration
 from trimaran.ipc.facts import DeviceProfile, Problem
 from trimaran.ipc.worker_messages import Settled
@@ -260,14 +261,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--grid", nargs="*", default=[], metavar="KERNEL.FIELD=VALUE,...")
     parser.add_argument("--platform")
     asked = parser.parse_args(arguments)
-    counts = [int(count) for count in asked.tokens.split(",")]
+    counts = [int(count) if count.isdigit() else 0 for count in asked.tokens.split(",")]
+    if not all(counts):
+        parser.error(f"--tokens {asked.tokens}: give numbers of sequences with commas between, as in 8,32")
     variants = variants_of(asked.tries, asked.grid)
     asked.out.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="tune-") as folder, torch.inference_mode():
-        bench = open_bench(
-            asked.model, Path(folder), max_tokens=max(counts), length=asked.length, platform=asked.platform
-        )
+        try:
+            bench = open_bench(
+                asked.model, Path(folder), max_tokens=max(counts), length=asked.length, platform=asked.platform
+            )
+        except Refusal as refusal:
+            parser.error(str(refusal))
         try:
             for variant in variants.values():
                 under(bench.profile, variant)

@@ -395,4 +395,6 @@ class EngineClient(Actor):
 def _refusal(message: Rejected, field: str) -> RequestRefused:
     if message.kind is not RejectKind.GRAMMAR:
         return RequestRefused(message.text, kind=message.kind, retry_after_s=message.retry_after_s)
-    return RequestRefused(f"{field}: the constraint cannot be honoured: {message.text}", param=field, kind=message.kind)
+    return RequestRefused(
+        f"{field}: the constraint cannot be honoured: {message.text}; change it", param=field, kind=message.kind
+    )

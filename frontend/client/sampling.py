@@ -30,6 +30,7 @@ RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=128)]
 AllowedTokenIds = Annotated[tuple[TokenId, ...], Meta(min_length=1)]
 TokenCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -66,7 +67,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     detokenize: bool = True
     structured_outputs: StructuredOutputs | None = None
     allowed_token_ids: AllowedTokenIds | None = None
-    bad_words: tuple[StopString, ...] = ()
+    bad_words: tuple[BadWord, ...] = ()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -212,6 +213,11 @@ def _check_ids(params: SamplingParams, vocab_size: int) -> None:
         "allowed_token_ids": params.allowed_token_ids or (),
     }
     for name, ids in named.items():
+        if len(ids) > vocab_size:
+            raise RequestRefused(
+                f"{name}: {len(ids)} ids are more than this model's vocabulary of {vocab_size} holds; send each once",
+                param=name,
+            )
         for id in ids:
             if not 0 <= id < vocab_size:
                 raise RequestRefused(

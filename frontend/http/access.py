@@ -24,28 +24,26 @@ class Access:
     def check(self, scope: Scope) -> int | None:
         """The place of the client's key; None where none was needed, or an admin's was sent. Raises ApiError."""
         path = scope["path"]
-        if path.startswith(ADMIN_PREFIX):
-            self._check_admin(scope)
-            return None
-        if not self._clients or path in OPEN_PATHS:
+        is_for_admins = path.startswith(ADMIN_PREFIX)
+        if path in OPEN_PATHS or not (self._clients or is_for_admins):
             return None
         digest = _digest(scope)
-        place = _place(digest, self._clients)
-        if place is None and _place(digest, self._admins) is None:
-            raise _unknown("the API key is missing or wrong; send the header Authorization: Bearer KEY")
-        return place
-
-    def _check_admin(self, scope: Scope) -> None:
-        digest = _digest(scope)
-        is_client = _place(digest, self._clients) is not None
-        if self._clients and not is_client and _place(digest, self._admins) is None:
-            raise _unknown("the API key is missing or wrong; send the header Authorization: Bearer KEY")
-        if not self._admins:
-            raise ApiError(404, "there is no such path; a server that is started with --admin-key has it")
-        if is_client:
+        place, is_admin = _place(digest, self._clients), _place(digest, self._admins) is not None
+        if is_admin:
+            return None
+        if place is None and (self._clients or self._admins):
+            raise ApiError(
+                401,
+                f"the {'admin' if is_for_admins else 'API'} key is missing or wrong; send the header Authorization: "
+                "Bearer KEY",
+                code="invalid_api_key",
+                headers=((b"www-authenticate", b"Bearer"),),
+            )
+        if is_for_admins and not self._admins:
+            raise ApiError(404, "there are no admin routes; start the server with --admin-key to have them")
+        if is_for_admins:
             raise ApiError(403, "this key is a client's; send an admin key", code="not_an_admin")
-        if _place(digest, self._admins) is None:
-            raise _unknown("the admin key is missing or wrong; send the header Authorization: Bearer KEY")
+        return place
 
 
 def _digest(scope: Scope) -> bytes:
@@ -58,7 +56,3 @@ def _place(digest: bytes, known: list[bytes]) -> int | None:
     """All are compared, so that time does not tell which one was near."""
     matches = [hmac.compare_digest(digest, one) for one in known]
     return matches.index(True) if any(matches) else None
-
-
-def _unknown(message: str) -> ApiError:
-    return ApiError(401, message, code="invalid_api_key", headers=((b"www-authenticate", b"Bearer"),))

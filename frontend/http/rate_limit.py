@@ -13,7 +13,7 @@ import struct
 import time
 from pathlib import Path
 
-_BUCKET = struct.Struct("dd")  # requests that are left, CLOCK_MONOTONIC of that count; zeros: never used
+_BUCKET = struct.Struct("dd")  # requests that were left at a moment of CLOCK_MONOTONIC; zeros are long ago
 
 
 class RateLimit:
@@ -33,11 +33,7 @@ class RateLimit:
         try:
             left, counted_s = _BUCKET.unpack_from(self._buckets, key * _BUCKET.size)
             now_s = time.monotonic()
-            left = (
-                min(self.per_minute, left + (now_s - counted_s) * self.per_minute / 60)
-                if counted_s
-                else self.per_minute
-            )
+            left = min(self.per_minute, left + (now_s - counted_s) * self.per_minute / 60)
             allowed = left >= 1
             _BUCKET.pack_into(self._buckets, key * _BUCKET.size, left - allowed, now_s)
         finally:

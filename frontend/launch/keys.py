@@ -30,7 +30,9 @@ def read_keys(options: Options) -> Keys:
         admins=(*options.admin_key, *_lines(options.admin_key_file, "--admin-key-file")),
     )
     if shared := set(keys.clients) & set(keys.admins):
-        raise Refusal(f"{len(shared)} keys are given both to clients and as admin keys; an admin key opens every route")
+        raise Refusal(
+            f"client and admin keys have {len(shared)} in common; give each once, since an admin key opens every route"
+        )
     if options.max_requests_per_minute != "auto" and not keys.clients:
         raise Refusal("--max-requests-per-minute counts by key, and there is none; add --api-key or --api-key-file")
     return keys

@@ -43,6 +43,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 PLATFORM = Text("auto, or a platform's name")
 LOG_LEVELS = ("info", "warning", "error")
 COUNT = Integer(1)
+KEYS = Texts("text; repeat the flag; in the environment, commas separate")
 COUNT_OR_AUTO = Integer(1, words=(AUTO,))
 
 
@@ -116,7 +117,7 @@ class Options(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         About(
             "Server",
-            Texts("text; repeat the flag; in the environment, commas separate"),
+            KEYS,
             "keys clients must send; the environment hides them from process lists",
         ),
     ] = ()
@@ -125,7 +126,7 @@ class Options(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         About(
             "Server",
-            Texts("text; repeat the flag; in the environment, commas separate"),
+            KEYS,
             "keys for the /admin routes, which are not there without one",
         ),
     ] = ()

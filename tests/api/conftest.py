@@ -51,8 +51,9 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return vocabularies.byte_level_chatml(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="session")
-def shared(model_directory: Path) -> Iterator[Served]:
+@contextmanager
+def serving(model_directory: Path) -> Iterator[Served]:
+    """A frontend of that model over a scripted core of its own."""
     model = ModelText.load(model_directory)
     with tempfile.TemporaryDirectory(prefix="tri") as directory:
         core = FakeCore(Path(directory), limits_of(model)).start()
@@ -63,6 +64,12 @@ def shared(model_directory: Path) -> Iterator[Served]:
         finally:
             frontend.stop()
             core.stop()
+
+
+@pytest.fixture(scope="session")
+def shared(model_directory: Path) -> Iterator[Served]:
+    with serving(model_directory) as served:
+        yield served
 
 
 @pytest.fixture

@@ -179,6 +179,8 @@ def test_v5_l5_context(served: Served) -> None:
         ("prompt_logprobs", 904),
         ("stop_token_ids", [5] * 100_000),
         ("bad_words", ["x"] * 100_000),
+        ("bad_words", ["x" * 1_000]),
+        ("allowed_token_ids", [5] * 1_000_000),
         ("logit_bias", {str(id): 1 for id in range(100_000)}),
         ("prompt", ["x"] * 100_000),
         ("best_of", 10),

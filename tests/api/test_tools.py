@@ -9,10 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from trimaran.frontend.text.model_text import ModelText
-from trimaran.tests.api.conftest import Served, limits_of, talking_to
-from trimaran.tests.api.fake_core import FakeCore
-from trimaran.tests.api.frontend_process import FrontendProcess
+from trimaran.tests.api.conftest import Served, serving
 from trimaran.tests.pure import vocabularies
 
 TEMPLATE = (
@@ -40,15 +37,8 @@ CALL = "<tool_call>\n" + json.dumps({"name": "get_weather", "arguments": {"city"
 def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = vocabularies.byte_level_chatml(tmp_path_factory.mktemp("tools"))
     (directory / "chat_template.jinja").write_text(TEMPLATE)
-    model = ModelText.load(directory)
-    core = FakeCore(tmp_path_factory.mktemp("core"), limits_of(model)).start()
-    frontend = FrontendProcess(core.address, directory)
-    try:
-        with talking_to(core, frontend.wait_ready(), model) as served:
-            yield served
-    finally:
-        frontend.stop()
-        core.stop()
+    with serving(directory) as served:
+        yield served
 
 
 def chat(served: Served, **fields: Any) -> Any:

@@ -39,8 +39,8 @@ API_BREAKS = (
     Break(
         "X5: paths that begin like open ones are open",
         "frontend/http/access.py",
-        "or path in OPEN_PATHS:",
-        "or path.startswith(tuple(OPEN_PATHS)):",
+        "if path in OPEN_PATHS or",
+        "if path.startswith(tuple(OPEN_PATHS)) or",
         (*SERVER, "-k", "x5"),
     ),
     Break(
@@ -123,15 +123,15 @@ API_BREAKS = (
     Break(
         "X5: a client's key opens the admin routes",
         "frontend/http/access.py",
-        "        if is_client:\n",
-        "        if False:\n",
+        "        if is_admin:\n",
+        "        if is_admin or place is not None:\n",
         ACCESS,
     ),
     Break(
         "X5: admin routes are there without an admin key",
         "frontend/http/access.py",
-        "        if not self._admins:\n",
-        "        if False:\n",
+        "        if is_for_admins and not self._admins:\n",
+        "        if is_for_admins and not self._clients:\n            return None\n        if False:\n",
         ACCESS,
     ),
     Break(

@@ -21,6 +21,9 @@ class StreamedAnswer(Protocol):
         """What follows the last choice."""
 
 
+_SUBMITTED_AT_ONCE = 128  # prompts: some hundredths of a second of the loop
+
+
 class _Generations:
     """The generations of one request. `on_end` is called once: with the first error, or None after the last."""
 
@@ -38,10 +41,12 @@ class _Generations:
         self._open_sequence = open_sequence
         self._has_ended = False
 
-    def submit(self, requests: Sequence[GenerationRequest], model: ModelText, param: str) -> None:
-        """All or none. Raises RequestRefused."""
+    async def submit(self, requests: Sequence[GenerationRequest], model: ModelText, param: str) -> None:
+        """All or none; others get their turn between. Raises RequestRefused."""
         try:
             for prompt, request in enumerate(requests):
+                if prompt and prompt % _SUBMITTED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 feed = _Feed(self, prompt)
                 self.all.append(self._client.submit(request, model, feed, param=param))
         except BaseException:
@@ -107,7 +112,7 @@ async def run_whole(
             ended.set_exception(error)
 
     generations = _Generations(serving, len(requests), on_end, open_sequence)
-    generations.submit(requests, model, param)
+    await generations.submit(requests, model, param)
     watcher = serving.start_task(watch(receive, lambda: on_end(ClientLeft())), "watch for the client leaving")
     try:
         await ended
@@ -143,7 +148,7 @@ async def run_stream(
         return answer.open_sequence(stream, prompt, sequence)
 
     generations = _Generations(serving, len(requests), on_end, open_sequence)
-    generations.submit(requests, model, param)
+    await generations.submit(requests, model, param)
     watcher = serving.start_task(
         watch(receive, lambda: stream.end(StreamEnd.CLIENT_LEFT)), "watch for the client leaving"
     )

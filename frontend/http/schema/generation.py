@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ...client.refusals import RequestRefused
 from ...client.sampling import (
     AllowedTokenIds,
+    BadWord,
     Bias,
     Count,
     MinP,
@@ -58,7 +59,7 @@ class GenerationFields(UnsupportedInGeneration, kw_only=True):
     ignore_eos: bool | None = None
     logit_bias: dict[TokenId, Bias] | None = None
     allowed_token_ids: AllowedTokenIds | None = None
-    bad_words: list[StopString] | None = None
+    bad_words: list[BadWord] | None = None
     prompt_logprobs: NumLogprobs | None = None
     skip_special_tokens: bool | None = None
     priority: Priority | None = None
