@@ -1,0 +1,160 @@
+"""How families of models write tool calls.
+
+A format's `openers` are tags behind which `after` finds calls; `at_start` looks for calls that begin the answer without
+any tag. Both leave the place where they found nothing more.
+"""
+
+import re
+from typing import Protocol
+
+from .call_reader import CallReader, Outcome
+from .source import Steps
+
+_NAME = re.compile(r"[\w.-]*", re.ASCII)
+_LONGEST_NAME = 256
+
+
+class ToolFormat(Protocol):
+    """One family's way."""
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """Tags behind which calls come."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All that is markup, so that it is never hidden from the parser, even where it is a control token."""
+
+    def at_start(self, reader: CallReader) -> Steps[None]:
+        """Calls without a tag, at the beginning of the answer."""
+
+    def after(self, opener: str, reader: CallReader) -> Steps[None]:
+        """Calls behind this tag."""
+
+
+def _nothing() -> Steps[None]:
+    return
+    yield
+
+
+class Hermes:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one pair of tags a call."""
+
+    openers: tuple[str, ...] = ("<tool_call>",)
+    closer = "</tool_call>"
+    tags: tuple[str, ...] = (*openers, closer)
+
+    def at_start(self, reader: CallReader) -> Steps[None]:
+        return _nothing()
+
+    def after(self, opener: str, reader: CallReader) -> Steps[None]:
+        outcome = yield from reader.call_object(is_tagged=True)
+        if outcome is not Outcome.NONE:
+            reader.owed = [self.closer]
+
+
+class Llama3Json:
+    """`{"name": ..., "parameters": {...}}` from the first character, or behind `<|python_tag|>`; `;` between calls."""
+
+    openers: tuple[str, ...] = ("<|python_tag|>",)
+    tags: tuple[str, ...] = openers
+
+    def at_start(self, reader: CallReader) -> Steps[None]:
+        return reader.call_row(is_tagged=False)
+
+    def after(self, opener: str, reader: CallReader) -> Steps[None]:
+        return reader.call_row(is_tagged=True)
+
+
+class Mistral:
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
+
+    openers: tuple[str, ...] = ("[TOOL_CALLS]",)
+    tags: tuple[str, ...] = (*openers, "[ARGS]", "[CALL_ID]")
+
+    def at_start(self, reader: CallReader) -> Steps[None]:
+        return _nothing()
+
+    def after(self, opener: str, reader: CallReader) -> Steps[None]:
+        source = reader.source
+        yield from source.skip_space()
+        match (yield from source.peek()):
+            case "[":
+                yield from reader.call_list(is_tagged=True)
+            case "{":
+                yield from reader.call_row(is_tagged=True)
+            case _:
+                name = yield from source.take_while(_NAME, _LONGEST_NAME)
+                if (yield from source.take("[CALL_ID]")):
+                    yield from source.take_while(_NAME, _LONGEST_NAME)
+                yield from source.take("[ARGS]")
+                yield from source.skip_space()
+                yield from reader.arguments(name)
+
+
+class DeepSeek:
+    """Tags round all calls, round each, and between name and arguments; these alone (V3.1) or in a fence (V3, R1)."""
+
+    _CALLS, _CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
+    _SEPARATOR = "<｜tool▁sep｜>"
+    _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+    openers: tuple[str, ...] = (_CALLS, _CALL)
+    tags: tuple[str, ...] = (*openers, _SEPARATOR, _CALL_END, _CALLS_END)
+
+    def at_start(self, reader: CallReader) -> Steps[None]:
+        return _nothing()
+
+    def after(self, opener: str, reader: CallReader) -> Steps[None]:
+        source = reader.source
+        if opener == self._CALLS:
+            yield from source.skip_space()
+            if not (yield from source.take(self._CALL)):
+                return
+        name = yield from source.take_while(_NAME, _LONGEST_NAME)
+        if not (yield from source.take(self._SEPARATOR)):
+            return
+        yield from source.skip_space()
+        if (yield from source.peek()) != "{":
+            name = yield from source.take_while(_NAME, _LONGEST_NAME)
+            yield from source.skip_space()
+            yield from source.take_any("```json", "```")
+            yield from source.skip_space()
+        outcome = yield from reader.arguments(name)
+        if outcome is not Outcome.NONE:
+            reader.owed = [self._CALL_END, self._CALLS_END]
+        if outcome is Outcome.WHOLE:
+            begin = source.at
+            yield from source.skip_space()
+            if not (yield from source.take("```")):
+                source.at = begin
+
+
+class PlainJson:
+    """`{"name": ..., "arguments": {...}}`, several, or a list of them, from the first character, fenced or not."""
+
+    openers: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    def at_start(self, reader: CallReader) -> Steps[None]:
+        source = reader.source
+        yield from source.skip_space()
+        fence = yield from source.take_any("```json", "```")
+        yield from source.skip_space()
+        if (yield from source.peek()) == "[":
+            yield from reader.call_list(is_tagged=False)
+        else:
+            yield from reader.call_row(is_tagged=False)
+        if fence is not None and reader.num_begun:
+            reader.owed = ["```"]
+
+    def after(self, opener: str, reader: CallReader) -> Steps[None]:
+        return _nothing()
+
+
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    "hermes": Hermes(),
+    "llama3_json": Llama3Json(),
+    "mistral": Mistral(),
+    "deepseek": DeepSeek(),
+    "json": PlainJson(),
+}
