@@ -162,6 +162,8 @@ class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):
     drain_timeout_s: float = 30.0
     log_requests: bool = False
     trust_request_templates: bool = False
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 Configuration = WorkerConfiguration | InspectionConfiguration | CoreConfiguration | FrontendConfiguration

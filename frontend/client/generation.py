@@ -6,7 +6,7 @@ Nothing here wakes a task per token: a stream's listener is called straight from
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -34,6 +34,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
 class GenerationRequest(Struct, frozen=True, kw_only=True):
     """One prompt with its sampling. `is_continuation`: the output continues the prompt's text, as in completions.
     `grammar_field` is the field by which the client asked for the grammar, to be named where it cannot be honoured.
+    `kept_controls` are the texts of control tokens that are shown even where such are skipped: a parser reads them.
     """
 
     prompt_token_ids: list[int]
@@ -43,6 +44,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     is_continuation: bool = False
     grammar: Grammar | None = None
     grammar_field: str = ""
+    kept_controls: Mapping[int, str] = {}
 
 
 class SequenceListener(Protocol):
@@ -149,6 +151,11 @@ class SequenceOutput:
         if self.finish_reason is None:
             self._end_with_rest(reason, last_token)
 
+    def cut(self) -> None:
+        """The listener wants nothing more: the sequence has stopped."""
+        self.generation.finish_sequence(self.choice)
+        self._finish("stop")
+
     def close(self) -> None:
         """Take no more tokens and show nothing more."""
         self.deliver = _ignore
@@ -178,7 +185,7 @@ class SequenceOutput:
         cut = self._matcher.feed(text)
         if cut.text:
             self._show(cut.text)
-        if cut.stop is not None:
+        if cut.stop is not None and self.finish_reason is None:
             self.stop_reason = cut.stop
             self._drop_hidden_logprobs()
             self.generation.finish_sequence(self.choice)
@@ -198,6 +205,8 @@ class SequenceOutput:
             rest = self._matcher.flush()
         if rest:
             self._show(rest)
+        if self.finish_reason is not None:
+            return
         if reason is FinishReason.STOP_TOKEN:
             self.stop_reason = last_token
         self._finish("length" if reason is FinishReason.LENGTH else "stop")
@@ -279,7 +288,8 @@ class Generation:
     def shown_bytes(self, token_id: int) -> bytes:
         """What the token contributes to the text that is shown."""
         tokenizer = self._model.tokenizer
-        if self.request.params.skip_special_tokens and token_id in tokenizer.control_ids:
+        is_hidden = token_id in tokenizer.control_ids and token_id not in self.request.kept_controls
+        if self.request.params.skip_special_tokens and is_hidden:
             return b""
         return tokenizer.bytes.of(token_id)
 
@@ -349,7 +359,9 @@ class Generation:
     def _detokenizer(self, params: SamplingParams, context: Sequence[int]) -> Detokenizer:
         if not params.detokenize:
             return _NO_TEXT
-        return self._model.detokenizers.start(skip_special_tokens=params.skip_special_tokens, continues=context)
+        return self._model.detokenizers.start(
+            skip_special_tokens=params.skip_special_tokens, continues=context, kept=self.request.kept_controls
+        )
 
 
 def finite(logprob: float) -> float:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from ...ipc.configuration import FrontendConfiguration
 from ...ipc.control import FromChild
 from ..client.engine_client import EngineClient
+from ..parsing.choosing import Parsers
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
 from .errors import ApiError
@@ -30,6 +31,7 @@ class ServedModel(Struct, frozen=True):
     root: str
     text: ModelText
     created: int
+    parsers: Parsers = Parsers()
 
 
 class Serving:
@@ -75,7 +77,14 @@ class Serving:
     def model_known(self, directory: str, root: str, text: ModelText) -> None:
         """From now on requests can be read."""
         name = self.configuration.served_model_name or root or Path(directory).name
-        self.model = ServedModel(name, root, text, int(time.time()))
+        parsers = Parsers.chosen(
+            None if text.template is None else text.template.source,
+            text.tokenizer.control_texts,
+            tools=self.configuration.tool_parser,
+            reasoning=self.configuration.reasoning_parser,
+        )
+        log.info("tool calls are read as %s, reasoning as %s", parsers.tools or "none", parsers.reasoning or "none")
+        self.model = ServedModel(name, root, text, int(time.time()), parsers)
 
     def ready_model(self) -> ServedModel:
         """The model, when a request for it can be taken now. Raises ApiError 503 with reason and Retry-After."""

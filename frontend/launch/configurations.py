@@ -77,6 +77,8 @@ def frontend_configuration(options: Options, birth: Birth, *, index: int, incarn
         drain_timeout_s=options.drain_timeout,
         log_requests=options.log_requests,
         trust_request_templates=options.trust_request_templates,
+        tool_parser=options.tool_parser,
+        reasoning_parser=options.reasoning_parser,
     )
 
 

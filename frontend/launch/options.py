@@ -17,6 +17,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from ...ipc.configuration import MAX_RANKS
 from ...ipc.facts import AttentionStrategy, QueueOrdering
+from ..parsing.choosing import REASONING_PARSERS, TOOL_PARSERS
 from .option_kinds import (
     BadValue,
     Choice,
@@ -172,6 +173,14 @@ class Options(Struct, frozen=True, kw_only=True):
     control_tokens_in_content: Annotated[
         bool, About("Server", Switch(), "let users' text hold control tokens, which lets them forge other roles")
     ] = False
+    tool_parser: Annotated[
+        Literal["auto", "none", "hermes", "llama3_json", "mistral", "deepseek", "json"],
+        About("Server", Choice(TOOL_PARSERS), "how the model writes tool calls; auto is as its chat template shows"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "think", "mistral", "seed", "cohere"],
+        About("Server", Choice(REASONING_PARSERS), "how the model marks its reasoning; auto is as its template shows"),
+    ] = "auto"
     trust_request_templates: Annotated[
         bool, About("Server", Switch(), "let requests bring a chat template of their own")
     ] = False
@@ -323,6 +332,7 @@ ABOUT: Mapping[str, About] = _described()
 _SECRETS = ("api_key", "admin_key")
 _FOR_CLIENTS = {  # options that mean nothing without HTTP
     *("served_model_name", "host", "port", "frontends", "api_key", "log_requests", "trust_request_templates"),
+    *("tool_parser", "reasoning_parser"),
     *("max_body_bytes", "max_header_bytes", "max_prompts", "max_requests_per_minute"),
     *("api_key_file", "admin_key", "admin_key_file", "tls_certificate", "tls_key", "cors_origin"),
 }

@@ -1,9 +1,12 @@
 """Which formats a model uses: as its chat template shows, or as the operator says."""
 
 import re
+from collections.abc import Mapping
 
-from .reasoning_parser import REASONING_FORMATS
-from .tool_formats import TOOL_FORMATS
+from msgspec import Struct
+
+from .reasoning_parser import REASONING_FORMATS, ReasoningFormat
+from .tool_formats import TOOL_FORMATS, ToolFormat
 
 TOOL_PARSERS = ("auto", "none", *TOOL_FORMATS)
 REASONING_PARSERS = ("auto", "none", *REASONING_FORMATS)
@@ -34,3 +37,35 @@ def reasoning_format_of(template: str | None) -> str | None:
     if template is None:
         return None
     return next((name for name, form in REASONING_FORMATS.items() if form.end in template), None)
+
+
+class Parsers(Struct, frozen=True):
+    """A served model's formats by name, None for none; `controls` are their tags that are control tokens, by text."""
+
+    tools: str | None = None
+    reasoning: str | None = None
+    controls: Mapping[str, int] = {}
+    template: str = ""
+
+    @classmethod
+    def chosen(
+        cls, template: str | None, controls: Mapping[str, int], *, tools: str = "auto", reasoning: str = "auto"
+    ) -> "Parsers":
+        """As the operator says: a name, none, or auto, which is as the template shows."""
+        tool_name = tool_format_of(template) if tools == "auto" else None if tools == "none" else tools
+        thought = reasoning_format_of(template) if reasoning == "auto" else None if reasoning == "none" else reasoning
+        tags = [
+            *(() if tool_name is None else TOOL_FORMATS[tool_name].tags),
+            *(() if thought is None else REASONING_FORMATS[thought].tags),
+        ]
+        return cls(tool_name, thought, {tag: controls[tag] for tag in tags if tag in controls}, template or "")
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How calls are written."""
+        return None if self.tools is None else TOOL_FORMATS[self.tools]
+
+    @property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """How reasoning is marked."""
+        return None if self.reasoning is None else REASONING_FORMATS[self.reasoning]

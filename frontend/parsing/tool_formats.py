@@ -7,11 +7,25 @@ any tag. Both leave the place where they found nothing more.
 import re
 from typing import Protocol
 
+from msgspec import Struct
+
 from .call_reader import CallReader, Outcome
 from .source import Steps
 
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
 _LONGEST_NAME = 256
+
+
+class CallForm(Struct, frozen=True):
+    """How a model is made to write calls: `begin`, calls with `separator` between them, `end`. A call is `before` with
+    the name where `NAME` stands, the JSON of the arguments, and `after`.
+    """
+
+    before: str
+    after: str
+    separator: str
+    begin: str = ""
+    end: str = ""
 
 
 class ToolFormat(Protocol):
@@ -24,6 +38,9 @@ class ToolFormat(Protocol):
     @property
     def tags(self) -> tuple[str, ...]:
         """All that is markup, so that it is never hidden from the parser, even where it is a control token."""
+
+    def form(self, template: str) -> CallForm:
+        """The way to write that this template shows, where the family has several."""
 
     def at_start(self, reader: CallReader) -> Steps[None]:
         """Calls without a tag, at the beginning of the answer."""
@@ -44,6 +61,9 @@ class Hermes:
     closer = "</tool_call>"
     tags: tuple[str, ...] = (*openers, closer)
 
+    def form(self, template: str) -> CallForm:
+        return CallForm('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n")
+
     def at_start(self, reader: CallReader) -> Steps[None]:
         return _nothing()
 
@@ -59,6 +79,9 @@ class Llama3Json:
     openers: tuple[str, ...] = ("<|python_tag|>",)
     tags: tuple[str, ...] = openers
 
+    def form(self, template: str) -> CallForm:
+        return CallForm('{"name": "NAME", "parameters": ', "}", "; ")
+
     def at_start(self, reader: CallReader) -> Steps[None]:
         return reader.call_row(is_tagged=False)
 
@@ -71,6 +94,11 @@ class Mistral:
 
     openers: tuple[str, ...] = ("[TOOL_CALLS]",)
     tags: tuple[str, ...] = (*openers, "[ARGS]", "[CALL_ID]")
+
+    def form(self, template: str) -> CallForm:
+        if "[ARGS]" in template:
+            return CallForm("[TOOL_CALLS]NAME[ARGS]", "", "")
+        return CallForm('{"name": "NAME", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]")
 
     def at_start(self, reader: CallReader) -> Steps[None]:
         return _nothing()
@@ -100,6 +128,12 @@ class DeepSeek:
     _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
     openers: tuple[str, ...] = (_CALLS, _CALL)
     tags: tuple[str, ...] = (*openers, _SEPARATOR, _CALL_END, _CALLS_END)
+
+    def form(self, template: str) -> CallForm:
+        if "```json" in template:
+            before = f"{self._CALL}function{self._SEPARATOR}NAME\n```json\n"
+            return CallForm(before, f"\n```{self._CALL_END}", "\n", self._CALLS, self._CALLS_END)
+        return CallForm(f"{self._CALL}NAME{self._SEPARATOR}", self._CALL_END, "", self._CALLS, self._CALLS_END)
 
     def at_start(self, reader: CallReader) -> Steps[None]:
         return _nothing()
@@ -134,6 +168,9 @@ class PlainJson:
 
     openers: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+
+    def form(self, template: str) -> CallForm:
+        return CallForm('{"name": "NAME", "arguments": ', "}", "\n")
 
     def at_start(self, reader: CallReader) -> Steps[None]:
         source = reader.source

@@ -1,7 +1,7 @@
 """Token ids to text, one at a time, never half a character."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from .tokenizer import Tokenizer
@@ -112,6 +112,25 @@ class WindowDetokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip) if ids else ""
 
 
+class KeepingDetokenizer:
+    """Shows some control tokens as their text, and leaves all else to another detokenizer."""
+
+    __slots__ = ("_kept", "_others", "add")
+
+    def __init__(self, others: Detokenizer, kept: Mapping[int, str]) -> None:
+        self._others = others
+        self._kept = kept
+        self.add = self._add
+
+    def _add(self, id: int) -> str:
+        text = self._kept.get(id)
+        return self._others.add(id) if text is None else self._others.flush() + text
+
+    def flush(self) -> str:
+        """What an incomplete character leaves."""
+        return self._others.flush()
+
+
 class DetokenizerFactory:
     """Makes detokenizers of one model; the tables are shared by all its sequences."""
 
@@ -124,8 +143,15 @@ class DetokenizerFactory:
             self._all = ByteTexts(table)
             self._shown = ByteTexts([b"" if id in tokenizer.control_ids else piece for id, piece in enumerate(table)])
 
-    def start(self, *, skip_special_tokens: bool, continues: Sequence[int] = ()) -> Detokenizer:
-        """`continues`: the prompt whose text the output continues, where the vocabulary's spacing depends on it."""
+    def start(
+        self, *, skip_special_tokens: bool, continues: Sequence[int] = (), kept: Mapping[int, str] | None = None
+    ) -> Detokenizer:
+        """`continues`: the prompt whose text the output continues, where the vocabulary's spacing depends on it.
+
+        `kept`: the texts of control tokens that are not skipped.
+        """
+        if skip_special_tokens and kept:
+            return KeepingDetokenizer(self.start(skip_special_tokens=True, continues=continues), kept)
         if self._tokenizer.bytes.is_exact:
             return ByteDetokenizer(self._shown if skip_special_tokens else self._all)
         return WindowDetokenizer(self._tokenizer, skip_special_tokens, continues[-self._CONTEXT :])

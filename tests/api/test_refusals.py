@@ -194,7 +194,6 @@ def test_v6_sizes(served: Served, field: str, value: Any) -> None:
 
 UNSUPPORTED = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "auto",
     "functions": [{"name": "f"}],
     "function_call": "auto",
     "guided_decoding_backend": "x",

@@ -7,7 +7,8 @@ Call = tuple[str, str]  # name, and the JSON text of the arguments as the model 
 
 TOOLS = ("get_weather", "search.web", "no_arguments", "write-file")
 HARD = {
-    "text": 'tags </tool_call><tool_call> [TOOL_CALLS] <|python_tag|> <｜tool▁call▁end｜> </think> "quoted" \\ {brace}} ]',
+    "tags": "</tool_call><tool_call> [TOOL_CALLS] <|python_tag|> <｜tool▁call▁end｜> </think>",
+    "text": '"quoted" \\ {brace}} ]',
     "emoji": "🙂👩‍👩‍👧 漢字 é",
     "empty": "",
     "list": [],
@@ -129,7 +130,8 @@ RECORDED = (
     Recorded("deepseek", f"<｜tool▁calls▁begin｜>{_deepseek(*WEATHER)}<｜tool▁calls▁end｜>", "", (WEATHER,)),
     Recorded(
         "deepseek",
-        f"Well.\n\n<｜tool▁calls▁begin｜>{_deepseek(*WEATHER)}\n{_deepseek('write-file', HARD_TEXT)}<｜tool▁calls▁end｜>",
+        f"Well.\n\n<｜tool▁calls▁begin｜>{_deepseek(*WEATHER)}\n"
+        f"{_deepseek('write-file', HARD_TEXT)}<｜tool▁calls▁end｜>",
         "Well.",
         (WEATHER, ("write-file", HARD_TEXT)),
     ),

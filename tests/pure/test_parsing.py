@@ -150,7 +150,7 @@ def test_t4_reasoning(form: str, is_open: bool, text: str, thought: str, content
     tags = REASONING_FORMATS[form]
 
     def own(shown: str) -> str:
-        if shown.endswith("</thin") or shown.endswith("<thi"):
+        if shown.endswith(("</thin", "<thi")):
             return shown
         return shown.replace("<think>", tags.start).replace("</think>", tags.end)
 

@@ -85,9 +85,17 @@ class _Feed:
 
 
 async def run_whole(
-    serving: Serving, model: ModelText, requests: Sequence[GenerationRequest], param: str, receive: Receive
+    serving: Serving,
+    model: ModelText,
+    requests: Sequence[GenerationRequest],
+    param: str,
+    receive: Receive,
+    open_sequence: Callable[[int, SequenceOutput], SequenceListener] | None = None,
 ) -> list[Generation]:
-    """All generations, finished. Raises what any of them failed with; ClientLeft."""
+    """All generations, finished. Raises what any of them failed with; ClientLeft.
+
+    `open_sequence` gives a choice (and its prompt's number) a listener of its own; without it, texts are collected.
+    """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_end(error: Exception | None) -> None:
@@ -98,7 +106,7 @@ async def run_whole(
         else:
             ended.set_exception(error)
 
-    generations = _Generations(serving, len(requests), on_end, None)
+    generations = _Generations(serving, len(requests), on_end, open_sequence)
     generations.submit(requests, model, param)
     watcher = serving.start_task(_watch(receive, lambda: on_end(ClientLeft())), "watch for the client leaving")
     try:

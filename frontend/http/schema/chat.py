@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...client.sampling import TokenCount
 from .generation import NumLogprobs, OptionalPromptLogprobs, UnsupportedInChat, Usage
@@ -27,6 +27,38 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     tool_call_id: str | None = None
 
 
+class FunctionTool(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A function that the model may call. `parameters`: a JSON schema; without one it takes none."""
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """One tool."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class FunctionName(Struct, frozen=True):
+    """Of one of the tools."""
+
+    name: str
+
+
+class NamedTool(Struct, frozen=True, kw_only=True):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
 Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
@@ -38,6 +70,8 @@ class ChatInput(Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    documents: list[dict[str, Any]] | None = None
 
 
 class ChatRequest(UnsupportedInChat, kw_only=True):
@@ -48,6 +82,11 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
@@ -61,6 +100,8 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
             continue_final_message=self.continue_final_message,
             chat_template=self.chat_template,
             chat_template_kwargs=self.chat_template_kwargs,
+            tools=None if self.tool_choice == "none" else self.tools,
+            documents=self.documents,
         )
 
 
@@ -87,12 +128,29 @@ class ChatLogprobs(Struct, frozen=True):
     content: list[ChatTokenLogprob]
 
 
-class AssistantMessage(Struct, frozen=True):
-    """The answer."""
+class CalledFunction(Struct, frozen=True):
+    """What is called. `arguments`: JSON, as the model wrote it."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True):
+    """One call."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class AssistantMessage(Struct, frozen=True):
+    """The answer. `content` is null where there is reasoning or a call and no text."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):

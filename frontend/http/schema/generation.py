@@ -103,8 +103,6 @@ class GenerationFields(UnsupportedInGeneration, kw_only=True):
 class UnsupportedInChat(GenerationFields, kw_only=True):
     """Fields of chat only that are refused; see unsupported.CHAT."""
 
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -112,12 +110,10 @@ class UnsupportedInChat(GenerationFields, kw_only=True):
     prediction: Any = None
     reasoning: Any = None
     reasoning_effort: Any = None
-    include_reasoning: Any = None
     thinking: Any = None
     thinking_token_budget: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    documents: Any = None
     mm_processor_kwargs: Any = None
     echo: Any = None
     add_special_tokens: Any = None
@@ -129,19 +125,30 @@ class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    """Output tokens that were reasoning, its tags included."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True):
-    """Tokens of a request."""
+    """Tokens of a request. `completion_tokens_details`: where the model may reason."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None) -> Usage:
     """The sum is made here and nowhere else."""
     return Usage(
-        prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
+        prompt_tokens,
+        completion_tokens,
+        prompt_tokens + completion_tokens,
+        PromptTokensDetails(cached_tokens),
+        UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens),
     )
 
 

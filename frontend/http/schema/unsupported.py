@@ -31,8 +31,6 @@ GENERATION: Mapping[str, tuple[Any, ...]] = {
     "lora_path": (),
 }
 CHAT: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -40,12 +38,10 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "prediction": (),
     "reasoning": (),
     "reasoning_effort": (),
-    "include_reasoning": (True,),
     "thinking": (),
     "thinking_token_budget": (),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "documents": ([],),
     "mm_processor_kwargs": ({},),
     "echo": (False,),
     "add_special_tokens": (False,),
