@@ -35,6 +35,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     """One prompt with its sampling. `is_continuation`: the output continues the prompt's text, as in completions.
     `grammar_field` is the field by which the client asked for the grammar, to be named where it cannot be honoured.
     `kept_controls` are the texts of control tokens that are shown even where such are skipped: a parser reads them.
+    `truncated_tokens` were cut off the prompt because the client asked for that.
     """
 
     prompt_token_ids: list[int]
@@ -45,6 +46,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     grammar_field: str = ""
     kept_controls: Mapping[int, str] = {}
+    truncated_tokens: int | None = None
 
 
 class SequenceListener(Protocol):

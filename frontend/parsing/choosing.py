@@ -60,6 +60,13 @@ class Parsers(Struct, frozen=True):
         ]
         return cls(tool_name, thought, {tag: controls[tag] for tag in tags if tag in controls}, template or "")
 
+    def kept(self, *, with_tools: bool) -> dict[int, str]:
+        """The control tokens that a parser reads, by id."""
+        tags = () if self.reasoning_format is None else self.reasoning_format.tags
+        if with_tools and self.tool_format is not None:
+            tags = (*tags, *self.tool_format.tags)
+        return {self.controls[tag]: tag for tag in tags if tag in self.controls}
+
     @property
     def tool_format(self) -> ToolFormat | None:
         """How calls are written."""

@@ -149,6 +149,12 @@ def test_t1_control_tokens_that_are_tags(mistral: Served) -> None:
     assert calls(choice) == [PARIS, hard] and choice["content"] == ""
 
 
+def test_t2_control_tokens_stay_hidden_where_nobody_reads_them(mistral: Served) -> None:
+    mistral.says(written("mistral", [PARIS]))
+    [choice], _ = both(mistral)
+    assert choice["content"] == 'get_weather{"city": "Paris"}'
+
+
 def test_s1_emoji_in_arguments(hermes: Served) -> None:
     hermes.says(written("hermes", [("write-file", {"🙂": "漢字 👩‍👩‍👧"})]))
     for event in events(hermes, CHAT, {**ASK, "tools": TOOLS}):

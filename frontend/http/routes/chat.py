@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from ....ipc.sampling import Grammar
 from ...client.generation import Generation, GenerationRequest, SequenceListener, SequenceOutput
@@ -27,6 +28,7 @@ from .generating import run_stream, run_whole
 from .logprobs import LogprobForms, num_entries
 from .parsed_choices import ParsedChoice, ParsedChoiceStream
 from .tool_use import ToolUse, tool_use
+from .truncation import cut_prompt
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _encode = msgspec.json.Encoder().encode
@@ -66,7 +68,8 @@ class ChatRoute:
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         params = request.sampling(max_tokens, logprobs, request.prompt_logprobs)
         check_limits(params, self._serving.limits)
-        prompt_token_ids, thinking = await chat_prompt(self._serving, request.chat(), model)
+        prompt, thinking = await chat_prompt(self._serving, request.chat(), model)
+        prompt_token_ids, num_cut = cut_prompt(prompt, request.truncate_prompt_tokens, max_tokens, self._serving)
         check_prompt_logprobs(params, len(prompt_token_ids), self._serving.limits)
         generation = GenerationRequest(
             prompt_token_ids=prompt_token_ids,
@@ -75,7 +78,8 @@ class ChatRoute:
             cache_salt=request.cache_salt,
             grammar=None if use.constraint is None else _behind_reasoning(use.constraint.grammar, model, thinking),
             grammar_field="" if use.constraint is None else use.constraint.field,
-            kept_controls={id: text for text, id in model.parsers.controls.items()},
+            kept_controls=model.parsers.kept(with_tools=bool(use.names)),
+            truncated_tokens=num_cut,
         )
         return generation, thinking
 
@@ -110,6 +114,7 @@ class ChatAnswer:
         self._reasoning_format = model.parsers.reasoning_format
         self._shows_reasoning = request.include_reasoning is not False
         self._parsed: list[ParsedChoice] = []
+        self.gives_token_ids = bool(request.return_token_ids)
 
     @property
     def is_parsed(self) -> bool:
@@ -142,6 +147,7 @@ class ChatAnswer:
                 choices=[self._choice(generation, sequence) for sequence in generation.sequences],
                 usage=self._usage(generation),
                 prompt_logprobs=prompt_logprobs,
+                prompt_token_ids=generation.request.prompt_token_ids if self.gives_token_ids else UNSET,
             )
         )
 
@@ -156,6 +162,7 @@ class ChatAnswer:
             self.taken_logprobs(sequence),
             finish_reason,
             sequence.stop_reason,
+            sequence.token_ids if self.gives_token_ids else UNSET,
         )
 
     def taken_logprobs(self, sequence: SequenceOutput) -> ChatLogprobs | None:
@@ -172,7 +179,7 @@ class ChatAnswer:
 
     def open_sequence(self, stream: EventStream, prompt: int, sequence: SequenceOutput) -> SequenceListener:
         """Writes one choice's events."""
-        if self.is_parsed:
+        if self.is_parsed or self.gives_token_ids:
             choice = ParsedChoiceStream(
                 self._parser(),
                 sequence,
@@ -203,7 +210,11 @@ class ChatAnswer:
         if self._reasoning_format is not None:
             reasoning = sum(choice.num_reasoning_tokens for choice in self._parsed)
         return usage(
-            len(generation.request.prompt_token_ids), generation.num_tokens, generation.cached_tokens, reasoning
+            len(generation.request.prompt_token_ids),
+            generation.num_tokens,
+            generation.cached_tokens,
+            reasoning_tokens=reasoning,
+            truncated_tokens=generation.request.truncated_tokens,
         )
 
 

@@ -93,6 +93,7 @@ class StreamedForm(Protocol):
     """What a stream's chunks are made of."""
 
     has_running_usage: bool
+    gives_token_ids: bool
 
     def chunk_head(self) -> bytes:
         """Everything of a chunk before its choices."""
@@ -121,6 +122,7 @@ class ParsedChoiceStream(ParsedChoice):
         self._form = form
         self._write = stream.write
         self._is_open = False
+        self._num_given = 0
 
     def finish(self) -> None:
         """The rest, and the chunk with the finish reason."""
@@ -152,11 +154,21 @@ class ParsedChoiceStream(ParsedChoice):
     def _send(self, delta: dict[str, Any], **ends: Any) -> None:
         if not self._is_open:
             self._is_open = True
-            self._write(self._chunk({"role": "assistant", "content": ""}, None, {}))
+            self._write(self._chunk({"role": "assistant", "content": ""}, None, {}, self._prompt()))
         logprobs = self._form.taken_logprobs(self._sequence)
+        if self._form.gives_token_ids:
+            ends["token_ids"] = self._sequence.token_ids[self._num_given :]
+            self._num_given = self._sequence.num_tokens
         self._write(self._chunk(delta, logprobs if logprobs is not None and logprobs.content else None, ends))
 
-    def _chunk(self, delta: dict[str, Any], logprobs: ChatLogprobs | None, ends: dict[str, Any]) -> bytes:
+    def _prompt(self) -> bytes:
+        if not self._form.gives_token_ids:
+            return b""
+        return b',"prompt_token_ids":' + _encode(self._sequence.generation.request.prompt_token_ids)
+
+    def _chunk(
+        self, delta: dict[str, Any], logprobs: ChatLogprobs | None, ends: dict[str, Any], more: bytes = b""
+    ) -> bytes:
         choice = {"index": self._sequence.choice, "delta": delta, "logprobs": logprobs, "finish_reason": None, **ends}
         usage = b',"usage":' + _encode(self._form.usage(self._sequence)) if self._form.has_running_usage else b""
-        return self._form.chunk_head() + _encode(choice) + b"]" + usage + b"}\n\n"
+        return self._form.chunk_head() + _encode(choice) + b"]" + more + usage + b"}\n\n"

@@ -161,6 +161,7 @@ class ChatChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -173,3 +174,4 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: OptionalPromptLogprobs = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
