@@ -76,11 +76,13 @@ def put_together(found: list[Any]) -> tuple[list[dict[str, Any]], Any]:
     for event in found:
         usage = event.get("usage") or usage
         for part in event["choices"]:
-            empty = {"content": "", "reasoning_content": "", "calls": [], "logprobs": [], "finish_reason": None}
+            empty = {"content": "", "reasoning_content": "", "calls": [], "logprobs": [], "token_ids": []}
+            empty["finish_reason"] = None
             choice = choices.setdefault(part["index"], empty)
             assert choice["finish_reason"] is None, "something follows the finish reason"
             choice["finish_reason"] = part["finish_reason"]
             choice["logprobs"] += (part["logprobs"] or {"content": []})["content"]
+            choice["token_ids"] += part.get("token_ids", ())
             _add_delta(choice, part["delta"])
     return [choices[index] for index in sorted(choices)], usage
 
@@ -105,6 +107,7 @@ def plain_choices(answer: dict[str, Any]) -> list[dict[str, Any]]:
             "reasoning_content": choice["message"].get("reasoning_content", ""),
             "calls": [{"id": call["id"], **call["function"]} for call in choice["message"].get("tool_calls", ())],
             "logprobs": (choice["logprobs"] or {"content": []})["content"],
+            "token_ids": choice.get("token_ids", []),
             "finish_reason": choice["finish_reason"],
         }
         for choice in answer["choices"]
