@@ -11,6 +11,7 @@ from numerics_breaks import NUMERICS_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
 from suite_breaks import SUITE_BREAKS
+from tool_breaks import TOOL_BREAKS
 from triton_breaks import TRITON_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
@@ -96,6 +97,7 @@ BREAKS = (
     *PLATFORM_BREAKS,
     *PROFILE_BREAKS,
     *SUITE_BREAKS,
+    *TOOL_BREAKS,
     *TRITON_BREAKS,
     *HARDWARE_BREAKS,
 )
