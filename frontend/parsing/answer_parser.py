@@ -19,6 +19,7 @@ class AnswerParser:
         *,
         is_open: bool,
     ) -> None:
+        self._format = tools
         self._tools = None if tools is None else ToolParser(tools, names)
         self._reasoning = None if reasoning is None else ReasoningParser(reasoning, is_open=is_open)
 
@@ -31,6 +32,11 @@ class AnswerParser:
     def has_thought(self) -> bool:
         """There was reasoning, or there is."""
         return self._reasoning is not None and self._reasoning.has_thought
+
+    def call_id(self) -> str:
+        """For a call that has begun."""
+        assert self._format is not None, "without a format there are no calls"
+        return self._format.call_id()
 
     def feed(self, text: str) -> list[Event]:
         """What this text adds."""

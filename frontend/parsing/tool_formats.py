@@ -5,6 +5,7 @@ any tag. Both leave the place where they found nothing more.
 """
 
 import re
+import uuid
 from typing import Protocol
 
 from msgspec import Struct
@@ -39,6 +40,9 @@ class ToolFormat(Protocol):
     def tags(self) -> tuple[str, ...]:
         """All that is markup, so that it is never hidden from the parser, even where it is a control token."""
 
+    def call_id(self) -> str:
+        """A new call's id, of the kind that the family's templates take."""
+
     def form(self, template: str) -> CallForm:
         """The way to write that this template shows, where the family has several."""
 
@@ -49,23 +53,36 @@ class ToolFormat(Protocol):
         """Calls behind this tag."""
 
 
+class _Format:
+    """What most have in common."""
+
+    openers: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    def call_id(self) -> str:
+        return f"call_{uuid.uuid4().hex[:24]}"
+
+    def at_start(self, reader: CallReader) -> Steps[None]:
+        return _nothing()
+
+    def after(self, opener: str, reader: CallReader) -> Steps[None]:
+        return _nothing()
+
+
 def _nothing() -> Steps[None]:
     return
     yield
 
 
-class Hermes:
+class Hermes(_Format):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one pair of tags a call."""
 
-    openers: tuple[str, ...] = ("<tool_call>",)
+    openers = ("<tool_call>",)
     closer = "</tool_call>"
-    tags: tuple[str, ...] = (*openers, closer)
+    tags = (*openers, closer)
 
     def form(self, template: str) -> CallForm:
         return CallForm('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n")
-
-    def at_start(self, reader: CallReader) -> Steps[None]:
-        return _nothing()
 
     def after(self, opener: str, reader: CallReader) -> Steps[None]:
         outcome = yield from reader.call_object(is_tagged=True)
@@ -73,11 +90,11 @@ class Hermes:
             reader.owed = [self.closer]
 
 
-class Llama3Json:
+class Llama3Json(_Format):
     """`{"name": ..., "parameters": {...}}` from the first character, or behind `<|python_tag|>`; `;` between calls."""
 
-    openers: tuple[str, ...] = ("<|python_tag|>",)
-    tags: tuple[str, ...] = openers
+    openers = ("<|python_tag|>",)
+    tags = openers
 
     def form(self, template: str) -> CallForm:
         return CallForm('{"name": "NAME", "parameters": ', "}", "; ")
@@ -89,19 +106,20 @@ class Llama3Json:
         return reader.call_row(is_tagged=True)
 
 
-class Mistral:
+class Mistral(_Format):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
 
-    openers: tuple[str, ...] = ("[TOOL_CALLS]",)
-    tags: tuple[str, ...] = (*openers, "[ARGS]", "[CALL_ID]")
+    openers = ("[TOOL_CALLS]",)
+    tags = (*openers, "[ARGS]", "[CALL_ID]")
+
+    def call_id(self) -> str:
+        """Its templates refuse ids of any other length."""
+        return uuid.uuid4().hex[:9]
 
     def form(self, template: str) -> CallForm:
         if "[ARGS]" in template:
             return CallForm("[TOOL_CALLS]NAME[ARGS]", "", "")
         return CallForm('{"name": "NAME", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]")
-
-    def at_start(self, reader: CallReader) -> Steps[None]:
-        return _nothing()
 
     def after(self, opener: str, reader: CallReader) -> Steps[None]:
         source = reader.source
@@ -120,23 +138,20 @@ class Mistral:
                 yield from reader.arguments(name)
 
 
-class DeepSeek:
+class DeepSeek(_Format):
     """Tags round all calls, round each, and between name and arguments; these alone (V3.1) or in a fence (V3, R1)."""
 
     _CALLS, _CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
     _SEPARATOR = "<｜tool▁sep｜>"
     _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
-    openers: tuple[str, ...] = (_CALLS, _CALL)
-    tags: tuple[str, ...] = (*openers, _SEPARATOR, _CALL_END, _CALLS_END)
+    openers = (_CALLS, _CALL)
+    tags = (*openers, _SEPARATOR, _CALL_END, _CALLS_END)
 
     def form(self, template: str) -> CallForm:
         if "```json" in template:
             before = f"{self._CALL}function{self._SEPARATOR}NAME\n```json\n"
             return CallForm(before, f"\n```{self._CALL_END}", "\n", self._CALLS, self._CALLS_END)
         return CallForm(f"{self._CALL}NAME{self._SEPARATOR}", self._CALL_END, "", self._CALLS, self._CALLS_END)
-
-    def at_start(self, reader: CallReader) -> Steps[None]:
-        return _nothing()
 
     def after(self, opener: str, reader: CallReader) -> Steps[None]:
         source = reader.source
@@ -163,11 +178,8 @@ class DeepSeek:
                 source.at = begin
 
 
-class PlainJson:
+class PlainJson(_Format):
     """`{"name": ..., "arguments": {...}}`, several, or a list of them, from the first character, fenced or not."""
-
-    openers: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
 
     def form(self, template: str) -> CallForm:
         return CallForm('{"name": "NAME", "arguments": ', "}", "\n")
@@ -183,9 +195,6 @@ class PlainJson:
             yield from reader.call_row(is_tagged=False)
         if fence is not None and reader.num_begun:
             reader.owed = ["```"]
-
-    def after(self, opener: str, reader: CallReader) -> Steps[None]:
-        return _nothing()
 
 
 TOOL_FORMATS: dict[str, ToolFormat] = {

@@ -4,12 +4,13 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from ...client.refusals import RequestRefused
 from ...parsing.reasoning_parser import ReasoningFormat
 from ...text.template import ChatTemplate
 from ..errors import ApiError
-from ..schema.chat import ChatInput, ChatMessage
+from ..schema.chat import ChatInput, ChatMessage, Tool
 from ..serving import ServedModel, Serving
 
 _MESSAGE_COST = 64  # characters: what rendering a message costs beside its text
@@ -34,8 +35,8 @@ async def chat_prompt(serving: Serving, request: ChatInput, model: ServedModel) 
     """Raises RequestRefused, TemplateRefusal."""
     _check_template_fields(serving, request)
     messages = [_template_message(index, message) for index, message in enumerate(request.messages)]
-    tools = msgspec.to_builtins(request.tools) if request.tools else None
-    size = sum(len(message["content"]) + _MESSAGE_COST for message in messages) + len(repr(tools or ""))
+    tools = [_template_tool(tool) for tool in request.tools or ()]
+    size = sum(len(message["content"]) + _MESSAGE_COST for message in messages) + len(repr(tools))
 
     def work() -> ChatPrompt:
         template = _template(request, model)
@@ -112,6 +113,11 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
         "tool_calls": None if message.tool_calls is None else [_parsed_call(call) for call in message.tool_calls],
     }
     return told | {name: value for name, value in extra.items() if value is not None}
+
+
+def _template_tool(tool: Tool) -> dict[str, Any]:
+    """As models know tools: `strict` is for the server alone."""
+    return {"type": tool.type, "function": msgspec.to_builtins(structs.replace(tool.function, strict=None))}
 
 
 def _flat_content(param: str, message: ChatMessage) -> str | None:

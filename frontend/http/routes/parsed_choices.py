@@ -1,6 +1,5 @@
 """Choices whose text a parser parts into reasoning, tool calls and text, whole or as events. Both read alike."""
 
-import uuid
 from typing import Any, Protocol
 
 import msgspec
@@ -82,7 +81,7 @@ class ParsedChoice:
             case Thought():
                 self._thoughts.append(event.text)
             case CallBegun():
-                self._calls.append((f"call_{uuid.uuid4().hex[:24]}", event.name, []))
+                self._calls.append((self._parser.call_id(), event.name, []))
             case CallArguments():
                 self._calls[-1][2].append(event.text)
             case CallEnded():
