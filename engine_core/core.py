@@ -215,7 +215,7 @@ class Core(Actor):
         if request.compiled is not None:
             self.grammars.forget(request.compiled)
         log.warning("request %d: its constraint failed on the way: %s", request.request_id, reason)
-        text = f"the answer cannot go on as its constraint wants: {reason}; make the constraint simpler"
+        text = f"the answer cannot go on as its constraint wants: {reason}; change the constraint"
         self._fail([engine.fail(request, FailKind.GRAMMAR, text)])
 
     def _note_drained(self) -> None:

@@ -168,9 +168,19 @@ class Server:
 
         def is_ready() -> bool:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}\n{self.output}"
-            return self.printed("^Listening") and all(self.status("/ready") == 200 for _ in range(num_looks))
+            if not self.printed("^Listening") or not all(map(self._listens, self.pids("frontend"))):
+                return False
+            return all(self.status("/ready") == 200 for _ in range(num_looks))
 
         self.until(is_ready, limit_s, "ready")
+
+    def _listens(self, pid: int) -> bool:
+        """Whether new connections may come to this frontend: a restarted one joins the others some time later."""
+        try:
+            connections = psutil.Process(pid).net_connections("tcp")
+        except psutil.NoSuchProcess:
+            return False
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == self.port for each in connections)
 
     def printed(self, pattern: str) -> bool:
         """Whether some line matches."""

@@ -70,6 +70,8 @@ def api_error(error: Exception) -> ApiError | None:
         case RequestFailed():
             if error.kind in _RETRYABLE:
                 return ApiError(503, error.text, code=str(error.kind), retry_after_s=1.0)
+            if error.kind is FailKind.GRAMMAR:  # of the client's making, though it shows on the way
+                return ApiError(400, error.text, code="invalid_constraint")
             return ApiError(500, error.text, code=str(error.kind))
         case TemplateRefusal():
             return ApiError(400, str(error), param="messages")

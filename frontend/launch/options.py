@@ -174,7 +174,7 @@ class Options(Struct, frozen=True, kw_only=True):
         bool, About("Server", Switch(), "let users' text hold control tokens, which lets them forge other roles")
     ] = False
     tool_parser: Annotated[
-        Literal["auto", "none", "hermes", "llama3_json", "mistral", "deepseek", "json"],
+        Literal["auto", "none", "hermes", "llama3_json", "mistral", "deepseek", "plain_json"],
         About("Server", Choice(TOOL_PARSERS), "how the model writes tool calls; auto is as its chat template shows"),
     ] = "auto"
     reasoning_parser: Annotated[

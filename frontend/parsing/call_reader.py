@@ -99,7 +99,7 @@ class CallReader:
         while True:
             end = scanner.scan(source.text, source.at)
             if end > source.at:
-                self.events.append(CallArguments(source.text[source.at : end]))
+                self.events.append(CallArguments(scanner.escaped()))
                 source.at = end
             if scanner.is_done:
                 self.events.append(CallEnded())

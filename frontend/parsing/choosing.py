@@ -29,7 +29,7 @@ def tool_format_of(template: str | None) -> str | None:
     for name, sign in _TOOL_SIGNS:
         if sign in template:
             return name
-    return "json" if _TOOLS.search(template) else None
+    return "plain_json" if _TOOLS.search(template) else None
 
 
 def reasoning_format_of(template: str | None) -> str | None:

@@ -1,9 +1,11 @@
 """Finds the end of one JSON value in text that is still coming, and the first character that is no JSON."""
 
+import json
 import re
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')  # inside a string
+_PLAIN = re.compile(r'[^"\\]*')  # inside a string
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _WORD = re.compile(r"[-+.\w]*", re.ASCII)
@@ -12,10 +14,15 @@ _LONGEST_WORD = 400  # characters of a number
 _DEEPEST = 128  # readers of JSON recurse
 
 
+def _escape(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
+
+
 class JsonScanner:
     """`scan` takes as much as is certainly part of the value: strings piece by piece, numbers and names whole.
 
-    White space before the value is taken too. What was taken is always the beginning of some JSON text.
+    White space before the value is taken too. What was taken is the beginning of some JSON text, but for control
+    characters inside strings, which models write as they are: `escaped` has them as JSON wants them.
     """
 
     def __init__(self) -> None:
@@ -24,14 +31,23 @@ class JsonScanner:
         self._open: list[str] = []  # the closing brackets that are due, the innermost last
         self._expects = "value"  # value, first item, key, first key, colon, more
         self._in_string = False
+        self._taken: list[str] = []
+
+    def escaped(self) -> str:
+        """What was taken since the last call, as JSON."""
+        text = "".join(self._taken)
+        self._taken.clear()
+        return text
 
     def scan(self, text: str, at: int) -> int:
         """Where what was taken ends. The rest is to be given again, with more behind it."""
         while not (self.is_done or self.is_broken):
-            begin = at
+            begin, was_in_string = at, self._in_string
             at = self._string(text, at) if self._in_string else self._token(text, at)
             if at == begin:
                 break
+            taken = text[begin:at]
+            self._taken.append(_CONTROL.sub(_escape, taken) if was_in_string else taken)
         return at
 
     def _string(self, text: str, at: int) -> int:

@@ -81,11 +81,11 @@ class Source:
 
     def take_json(self) -> Steps[str | None]:
         """Take one whole JSON value; None, and the place is lost, where none comes."""
-        begin, scanner = self.at, JsonScanner()
+        scanner = JsonScanner()
         while True:
             self.at = scanner.scan(self.text, self.at)
             if scanner.is_done:
-                return self.text[begin : self.at]
+                return scanner.escaped()
             if scanner.is_broken or not (yield from self.more()):
                 return None
 

@@ -202,5 +202,5 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "llama3_json": Llama3Json(),
     "mistral": Mistral(),
     "deepseek": DeepSeek(),
-    "json": PlainJson(),
+    "plain_json": PlainJson(),
 }

@@ -198,7 +198,8 @@ def test_t5_free_reasoning_then_a_schema(thinking: Server, stream: bool) -> None
     choice = ask(thinking, body, stream=stream)[0][0]
     assert choice["reasoning_content"] == THOUGHT
     Weather.model_validate_json(choice["content"])
-    required = {**body, "tools": TOOLS[:1], "tool_choice": "required", "parallel_tool_calls": False}
+    required = {**body, "response_format": None, "tools": TOOLS[:1], "tool_choice": "required"}
+    required["parallel_tool_calls"] = False
     choice = ask(thinking, required, stream=stream)[0][0]
     assert choice["reasoning_content"] == THOUGHT and choice["content"] == ""
     VALID.validate(json.loads(choice["calls"][0]["arguments"]))

@@ -232,6 +232,15 @@ def test_t8_what_cannot_be_honoured_is_named(server: Server, fields: dict[str, A
         assert (refused(server, path, **fields)["param"] or "").startswith(param)
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_t8_what_the_vocabulary_cannot_write_is_the_clients_matter(server: Server, path: str) -> None:
+    """The demo's vocabulary has no token for some bytes of UTF-8; that shows on the way."""
+    error = refused(server, path, structured_outputs={"choice": ["D\U000677f5"]})
+    assert error["code"] == "invalid_constraint" and "change the constraint" in error["message"]
+    assert texts(ask(server, path, structured_outputs={"choice": ["D"]})) == ["D"]
+    server.assert_idle()
+
+
 def test_older_names_are_noted_once(server: Server) -> None:
     for _ in range(2):
         texts(ask(server, guided_choice=["a"]))

@@ -377,6 +377,10 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"tools": [{"type": "function", "function": {}}]}, "tools"),
     ({"tools": [{"type": "web_search"}]}, "tools"),
     ({"tools": "x"}, "tools"),
+    (
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "response_format: not together",
+    ),
 )
 
 
@@ -393,7 +397,7 @@ def test_models_without_tools(served: Served) -> None:
 
 
 def test_the_operator_chooses(model_directory: Path) -> None:
-    with serving(model_directory, tool_parser="json", reasoning_parser="think") as served:
+    with serving(model_directory, tool_parser="plain_json", reasoning_parser="think") as served:
         served.says('<think>a</think>{"name": "get_weather", "arguments": {"city": "Paris"}}')
         [choice], _ = both(served, tools=TOOLS)
         assert calls(choice) == [PARIS] and choice["reasoning_content"] == "a"

@@ -37,6 +37,13 @@ TOOL_BREAKS = (
         PARSERS,
     ),
     Break(
+        "T1: control characters in arguments are no JSON",
+        "frontend/parsing/json_scanner.py",
+        "_CONTROL.sub(_escape, taken) if was_in_string else taken",
+        "taken",
+        PARSERS,
+    ),
+    Break(
         "T1: arguments are held until the call ends",
         "frontend/parsing/call_reader.py",
         "            if end > source.at:\n",

@@ -64,6 +64,12 @@ RECORDED = (
         "",
         (WEATHER,),
     ),
+    Recorded(
+        "hermes",
+        '<tool_call>{"name": "write-file", "arguments": {"text": "a\n\tb"}}</tool_call>',
+        "",
+        (("write-file", '{"text": "a\\n\\tb"}'),),
+    ),
     # malformed: text, whole
     Recorded("hermes", "<tool_call>get_weather(Paris)</tool_call>", "<tool_call>get_weather(Paris)</tool_call>", ()),
     Recorded("hermes", _hermes("unknown", PARIS), _hermes("unknown", PARIS), ()),
@@ -144,18 +150,18 @@ RECORDED = (
     ),
     Recorded("deepseek", "<｜tool▁calls▁begin｜>nothing", "<｜tool▁calls▁begin｜>nothing", ()),
     # plain JSON
-    Recorded("json", f'{{"name": "get_weather", "arguments": {PARIS}}}', "", (WEATHER,)),
-    Recorded("json", f'```json\n{{"name": "get_weather", "parameters": {PARIS}}}\n```', "", (WEATHER,)),
+    Recorded("plain_json", f'{{"name": "get_weather", "arguments": {PARIS}}}', "", (WEATHER,)),
+    Recorded("plain_json", f'```json\n{{"name": "get_weather", "parameters": {PARIS}}}\n```', "", (WEATHER,)),
     Recorded(
-        "json",
+        "plain_json",
         f'[{{"name": "get_weather", "arguments": {PARIS}}},\n {{"name": "write-file", "arguments": {HARD_TEXT}}}]',
         "",
         (WEATHER, ("write-file", HARD_TEXT)),
     ),
-    Recorded("json", '```json\n{"answer": 1}\n```', '```json\n{"answer": 1}\n```', ()),
-    Recorded("json", "[1, 2, 3]", "[1, 2, 3]", ()),
-    Recorded("json", "", "", ()),
-    Recorded("json", " \n ", " \n ", ()),
+    Recorded("plain_json", '```json\n{"answer": 1}\n```', '```json\n{"answer": 1}\n```', ()),
+    Recorded("plain_json", "[1, 2, 3]", "[1, 2, 3]", ()),
+    Recorded("plain_json", "", "", ()),
+    Recorded("plain_json", " \n ", " \n ", ()),
 )
 
 

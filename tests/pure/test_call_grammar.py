@@ -25,7 +25,7 @@ TEMPLATES = {
     "llama3_json": ["<|python_tag|>"],
     "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS][ARGS]"],
     "deepseek": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜>```json"],
-    "json": ["tools"],
+    "plain_json": ["tools"],
 }
 FORMS = [(form, template) for form, templates in TEMPLATES.items() for template in templates]
 CITY = {

@@ -183,7 +183,7 @@ def test_t1_arguments_come_as_they_are_written(form: str) -> None:
 
 
 GOOD = ['{"a": [1, -0.5e-3, true, null, "\\u00e9\\n"]}', "[]", '"x"', "{}", '[[{"a":{}}]]']
-BAD = ['{"a" 1}', "{a: 1}", "[1,]", '{"a":1,}', "[01 ]", "[NaN ]", '["\\x"]', '["\n"]', "]", "{]", "[1 2]", "[" * 200]
+BAD = ['{"a" 1}', "{a: 1}", "[1,]", '{"a":1,}', "[01 ]", "[NaN ]", '["\\x"]', "]", "{]", "[1 2]", "[" * 200]
 
 
 @pytest.mark.parametrize("text", GOOD)
@@ -215,7 +215,7 @@ def test_formats_from_templates() -> None:
     assert tool_format_of("{{ '<｜tool▁calls▁begin｜>' }}") == "deepseek"
     assert tool_format_of("[TOOL_CALLS]") == "mistral"
     assert tool_format_of("{{ '<|python_tag|>' }}") == tool_format_of("Environment: ipython") == "llama3_json"
-    assert tool_format_of("{% if tools %}") == "json"
+    assert tool_format_of("{% if tools %}") == "plain_json"
     assert tool_format_of("{{ messages }}") is tool_format_of(None) is None
     assert tool_format_of("<tool_call>\n<function=name>") is None, "another format behind the same tag"
     assert reasoning_format_of("{{ content.split('</think>') }}") == "think"

@@ -108,7 +108,7 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     told = {"role": message.role, "content": content or ""}
     extra = {
         "name": message.name,
-        "reasoning_content": message.reasoning_content,
+        "reasoning_content": message.reasoning if message.reasoning_content is None else message.reasoning_content,
         "tool_call_id": message.tool_call_id,
         "tool_calls": None if message.tool_calls is None else [_parsed_call(call) for call in message.tool_calls],
     }

@@ -48,9 +48,11 @@ class ParsedChoice:
         """What was said."""
         text = "".join(self._content)
         calls = [ToolCall(id, CalledFunction(name, "".join(pieces))) for id, name, pieces in self._calls]
+        reasoning = "".join(self._thoughts) or msgspec.UNSET
         return AssistantMessage(
             text if text or not (calls or self._thoughts) else None,
-            reasoning_content="".join(self._thoughts) if self._thoughts else msgspec.UNSET,
+            reasoning_content=reasoning,
+            reasoning=reasoning,
             tool_calls=calls or msgspec.UNSET,
         )
 
@@ -140,7 +142,7 @@ class ParsedChoiceStream(ParsedChoice):
             case Said():
                 return {"content": event.text}
             case Thought():
-                return {"reasoning_content": event.text}
+                return {"reasoning_content": event.text, "reasoning": event.text}
             case CallBegun():
                 id, name, _ = self._calls[-1]
                 function = {"name": name, "arguments": ""}

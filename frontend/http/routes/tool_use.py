@@ -46,6 +46,10 @@ def tool_use(request: ChatRequest, parsers: Parsers, limits: RequestLimits) -> T
     grammar = _call_grammar(called, parsers, is_many=not is_single)
     if choice in (None, "auto"):
         constraint = _of_free_choice(called, grammar, asked, parsers)
+    elif asked is not None:
+        raise RequestRefused(
+            f"{asked.field}: not together with a tool_choice that demands a call; leave one out", param=asked.field
+        )
     else:
         constraint = _made(grammar)
     only([] if constraint is None else [constraint], limits)

@@ -23,6 +23,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
@@ -30,7 +31,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
 class FunctionTool(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A function that the model may call. `parameters`: a JSON schema; without one it takes none."""
 
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -82,7 +83,7 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
@@ -144,12 +145,15 @@ class ToolCall(Struct, frozen=True):
 
 
 class AssistantMessage(Struct, frozen=True):
-    """The answer. `content` is null where there is reasoning or a call and no text."""
+    """The answer. `content` is null where there is reasoning or a call and no text. `reasoning`: the same by the name
+    that vLLM uses.
+    """
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
