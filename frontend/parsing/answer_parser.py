@@ -44,10 +44,10 @@ class AnswerParser:
             return self._parted(text)
         return self._behind(self._reasoning.feed(text))
 
-    def end(self) -> list[Event]:
-        """What is left, now that nothing follows."""
+    def end(self, *, was_cut: bool = False) -> list[Event]:
+        """What is left, now that nothing follows. `was_cut`: a limit ended the text, not the model."""
         events = [] if self._reasoning is None else self._behind(self._reasoning.end())
-        return events if self._tools is None else [*events, *self._tools.end()]
+        return events if self._tools is None else [*events, *self._tools.end(was_cut=was_cut)]
 
     def _behind(self, events: list[Event]) -> list[Event]:
         found: list[Event] = []

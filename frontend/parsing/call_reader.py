@@ -5,7 +5,7 @@ from collections.abc import Collection
 from enum import Enum
 from typing import Any
 
-from .events import CallArguments, CallBegun, CallEnded, Event
+from .events import CallArguments, CallBegun, CallBroken, CallEnded, Event
 from .json_scanner import JsonScanner
 from .source import Source, Steps
 
@@ -14,7 +14,7 @@ _KEYS = ("name", *_ARGUMENTS, "type", "function", "id")
 
 
 class Outcome(Enum):
-    """Of reading one call. NONE: nothing was given out, and nothing was taken."""
+    """Of reading one call. NONE: nothing was given out, and nothing was taken. BROKEN: it was begun, and is none."""
 
     NONE = 0
     WHOLE = 1
@@ -34,7 +34,7 @@ class CallReader:
     """`names`: the tools there are; a call of another is no call. `owed`: closing tags of what was opened.
 
     A call is given out from the moment when its name and the `{` of its arguments are known. What breaks before that
-    is left as text, whole; what breaks later is left from where it broke.
+    is left as text; what breaks later is taken back. `broken_at` is where such a call began.
     """
 
     def __init__(self, source: Source, names: Collection[str]) -> None:
@@ -42,6 +42,8 @@ class CallReader:
         self.events: list[Event] = []
         self.owed: list[str] = []
         self.num_begun = 0
+        self.was_cut = False  # at its end: by a limit, not by the model
+        self.broken_at: int | None = None
         self._names = names
 
     def knows(self, name: str) -> bool:
@@ -55,8 +57,7 @@ class CallReader:
         """
         begin, call = self.source.at, _Call()
         yield from self._members(call, is_tagged)
-        if call.outcome is Outcome.NONE:
-            self.source.at = begin
+        self._leave(call.outcome, begin)
         return call.outcome
 
     def call_list(self, *, is_tagged: bool) -> Steps[None]:
@@ -75,8 +76,7 @@ class CallReader:
             outcome = Outcome.NONE
             if (yield from source.take(",")):
                 outcome = yield from self.call_object(is_tagged=is_tagged)
-            if outcome is Outcome.NONE:
-                source.at = begin
+            self._leave(outcome, begin)
 
     def call_row(self, *, is_tagged: bool) -> Steps[None]:
         """Calls one behind the other, with or without a semicolon between them."""
@@ -87,8 +87,14 @@ class CallReader:
             yield from source.skip_space()
             yield from source.take(";")
             outcome = yield from self.call_object(is_tagged=is_tagged)
-            if outcome is Outcome.NONE:
-                source.at = begin
+            self._leave(outcome, begin)
+
+    def _leave(self, outcome: Outcome, begin: int) -> None:
+        """What was no good call stays, with what is between it and the one before."""
+        if outcome is Outcome.NONE:
+            self.source.at = begin
+        elif self.broken_at is not None:
+            self.broken_at = begin
 
     def arguments(self, name: str) -> Steps[Outcome]:
         """The arguments alone, of the tool with this name."""
@@ -96,6 +102,7 @@ class CallReader:
             return Outcome.NONE
         self._begin(name)
         source, scanner = self.source, JsonScanner()
+        begin = source.at
         while True:
             end = scanner.scan(source.text, source.at)
             if end > source.at:
@@ -104,11 +111,12 @@ class CallReader:
             if scanner.is_done:
                 self.events.append(CallEnded())
                 return Outcome.WHOLE
-            if scanner.is_broken:
-                return Outcome.BROKEN
-            source.drop_taken()
-            if not (yield from source.more()):
-                return Outcome.BROKEN
+            if scanner.is_broken or not (yield from source.more()):
+                break
+        if scanner.is_broken or not self.was_cut:
+            self.events.append(CallBroken())
+            self.broken_at = begin
+        return Outcome.BROKEN
 
     def _members(self, call: _Call, is_tagged: bool) -> Steps[None]:
         source = self.source

@@ -30,10 +30,14 @@ class CallArguments(Struct, frozen=True, gc=False):
 
 
 class CallEnded(Struct, frozen=True, gc=False):
-    """The arguments are a whole JSON object. A call without this event was cut, or its JSON broke."""
+    """The arguments are a whole JSON object. A call without this event was cut by a limit."""
 
 
-Event = Said | Thought | CallBegun | CallArguments | CallEnded
+class CallBroken(Struct, frozen=True, gc=False):
+    """The call that was begun last was none, for its arguments are no JSON. What was written of it follows as text."""
+
+
+Event = Said | Thought | CallBegun | CallArguments | CallEnded | CallBroken
 
 
 def joined(events: Iterable[Event]) -> list[Event]:

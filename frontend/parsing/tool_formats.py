@@ -86,7 +86,7 @@ class Hermes(_Format):
 
     def after(self, opener: str, reader: CallReader) -> Steps[None]:
         outcome = yield from reader.call_object(is_tagged=True)
-        if outcome is not Outcome.NONE:
+        if outcome is Outcome.WHOLE:
             reader.owed = [self.closer]
 
 
@@ -169,9 +169,8 @@ class DeepSeek(_Format):
             yield from source.take_any("```json", "```")
             yield from source.skip_space()
         outcome = yield from reader.arguments(name)
-        if outcome is not Outcome.NONE:
-            reader.owed = [self._CALL_END, self._CALLS_END]
         if outcome is Outcome.WHOLE:
+            reader.owed = [self._CALL_END, self._CALLS_END]
             begin = source.at
             yield from source.skip_space()
             if not (yield from source.take("```")):

@@ -27,9 +27,9 @@ class ToolParser:
         self._source.text += text
         return self._advanced()
 
-    def end(self) -> list[Event]:
-        """What is left, now that nothing follows."""
-        self._source.is_ended = True
+    def end(self, *, was_cut: bool) -> list[Event]:
+        """What is left, now that nothing follows. `was_cut`: a limit ended the text, not the model."""
+        self._source.is_ended, self._reader.was_cut = True, was_cut
         return self._advanced()
 
     def _advanced(self) -> list[Event]:
@@ -42,6 +42,7 @@ class ToolParser:
         yield from self._format.at_start(reader)
         if not reader.num_begun:
             source.at = 0
+        self._say_broken(0, is_first=reader.num_begun == 1)
         while (tag := (yield from self._next_tag())) is not None:
             begin, end, num_begun = source.at, self._tag_end, reader.num_begun
             source.at = end
@@ -49,6 +50,15 @@ class ToolParser:
             if reader.num_begun == num_begun:
                 self._say(source.text[begin:end])
                 source.at = end
+            self._say_broken(begin, is_first=reader.num_begun == num_begun + 1)
+
+    def _say_broken(self, begin: int, *, is_first: bool) -> None:
+        """A call that is none, as text: with what comes before it from `begin` on, if no call was good there."""
+        reader = self._reader
+        if reader.broken_at is not None:
+            self._say(self._source.text[begin if is_first else reader.broken_at : self._source.at])
+            reader.num_begun -= 1
+            reader.broken_at = None
 
     def _next_tag(self) -> Steps[str | None]:
         """Say what comes before the next opening tag; the place is then before the white space before it."""

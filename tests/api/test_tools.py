@@ -175,6 +175,17 @@ def test_malformed_calls_are_text(hermes: Served) -> None:
         assert (choice["content"], choice["calls"], choice["finish_reason"]) == (text, [], "stop")
 
 
+def test_a_call_that_breaks_is_text_and_leaves_the_next_its_place(hermes: Served) -> None:
+    broken = '<tool_call>{"name": "get_weather", "arguments": {"city": Paris}}</tool_call>'
+    hermes.says(broken + written("hermes", [PARIS]))
+    [plain] = plain_choices(ask(hermes, tools=TOOLS))
+    [streamed], _ = put_together(events(hermes, CHAT, {**ASK, "tools": TOOLS}))
+    assert plain["content"] == streamed["content"] == broken
+    assert calls(plain) == [PARIS] and [call["arguments"] for call in streamed["calls"][1:]] == ['{"city": "Paris"}']
+    assert streamed["calls"][0]["arguments"] == '{"city": ', "out already when it broke"
+    assert plain["finish_reason"] == streamed["finish_reason"] == "tool_calls"
+
+
 def test_without_tools_markup_is_text(hermes: Served) -> None:
     text = written("hermes", [PARIS])
     hermes.says(text)

@@ -65,6 +65,20 @@ TOOL_BREAKS = (
         PARSERS,
     ),
     Break(
+        "a call that breaks later is lost",
+        "frontend/parsing/tool_parser.py",
+        "            self._say(self._source.text[begin if is_first else reader.broken_at : self._source.at])\n",
+        "            pass\n",
+        PARSERS,
+    ),
+    Break(
+        "a call that breaks stays among the calls",
+        "frontend/http/routes/parsed_choices.py",
+        "                self._calls.pop()\n",
+        "                pass\n",
+        SERVED,
+    ),
+    Break(
         "the end of an answer that might be a tag is lost",
         "frontend/parsing/tool_parser.py",
         "        is_markup = self._reader.num_begun and (\n",

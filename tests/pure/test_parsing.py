@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from trimaran.frontend.parsing.answer_parser import AnswerParser
 from trimaran.frontend.parsing.choosing import reasoning_format_of, tool_format_of
-from trimaran.frontend.parsing.events import CallArguments, CallBegun, CallEnded, Event, Said, Thought, joined
+from trimaran.frontend.parsing.events import (
+    CallArguments,
+    CallBegun,
+    CallBroken,
+    CallEnded,
+    Event,
+    Said,
+    Thought,
+    joined,
+)
 from trimaran.frontend.parsing.json_scanner import JsonScanner
 from trimaran.frontend.parsing.reasoning_parser import REASONING_FORMATS
 from trimaran.frontend.parsing.tool_formats import TOOL_FORMATS
@@ -49,6 +58,8 @@ def calls_of(events: list[Event]) -> tuple[Call, ...]:
                 found.append((event.name, ""))
             case CallArguments():
                 found[-1] = (found[-1][0], found[-1][1] + event.text)
+            case CallBroken():
+                found.pop()
     return tuple(found)
 
 
@@ -180,6 +191,36 @@ def test_t1_arguments_come_as_they_are_written(form: str) -> None:
         for character in text
     ]
     assert max(sizes) <= 16 and sum(map(bool, sizes)) > 400
+
+
+BROKEN = (  # the answer, what of it is text, its calls
+    ('[TOOL_CALLS]get_weather[ARGS]{"a": x}', None, ()),
+    ('[TOOL_CALLS][{"name": "get_weather", "arguments": {"a" 1}}]', None, ()),
+    (
+        'Yes. [TOOL_CALLS][{"name": "get_weather", "arguments": {}}, {"name": "get_weather", "arguments": {x}}]',
+        'Yes., {"name": "get_weather", "arguments": {x}}]',
+        (("get_weather", "{}"),),
+    ),
+    (
+        "a [TOOL_CALLS]get_weather[ARGS]{x} [TOOL_CALLS]get_weather[ARGS]{}",
+        "a [TOOL_CALLS]get_weather[ARGS]{x}",
+        (("get_weather", "{}"),),
+    ),
+)
+
+
+@pytest.mark.parametrize(("text", "said", "calls"), BROKEN)
+def test_a_call_that_breaks_is_text(text: str, said: str | None, calls: tuple[Call, ...]) -> None:
+    for pieces in chunkings(text):
+        events = of_tools("mistral", pieces)
+        assert (content_of(events), calls_of(events)) == (text if said is None else said, calls)
+
+
+def test_a_call_that_a_limit_cuts_stays_as_far_as_it_came() -> None:
+    text = '<tool_call>{"name": "get_weather", "arguments": {"city": "Pa'
+    parser = AnswerParser(TOOL_FORMATS["hermes"], TOOLS, None, is_open=False)
+    events = [*parser.feed(text), *parser.end(was_cut=True)]
+    assert calls_of(events) == (("get_weather", '{"city": "Pa'),) and content_of(events) == ""
 
 
 GOOD = ['{"a": [1, -0.5e-3, true, null, "\\u00e9\\n"]}', "[]", '"x"', "{}", '[[{"a":{}}]]']

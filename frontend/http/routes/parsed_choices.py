@@ -6,7 +6,7 @@ import msgspec
 
 from ...client.generation import SequenceOutput
 from ...parsing.answer_parser import AnswerParser
-from ...parsing.events import CallArguments, CallBegun, CallEnded, Event, Said, Thought
+from ...parsing.events import CallArguments, CallBegun, CallBroken, CallEnded, Event, Said, Thought
 from ..event_stream import EventStream
 from ..schema.chat import AssistantMessage, CalledFunction, ChatLogprobs, ToolCall
 from ..schema.generation import Usage
@@ -67,7 +67,7 @@ class ParsedChoice:
     def finish(self) -> None:
         """The rest."""
         if not (self._is_single and self._num_whole):
-            self._take(self._parser.end())
+            self._take(self._parser.end(was_cut=self._sequence.finish_reason == "length"))
 
     def _take(self, events: list[Event]) -> None:
         for event in events:
@@ -88,6 +88,8 @@ class ParsedChoice:
                 self._calls[-1][2].append(event.text)
             case CallEnded():
                 self._num_whole += 1
+            case CallBroken():
+                self._calls.pop()
 
 
 class StreamedForm(Protocol):
@@ -107,7 +109,10 @@ class StreamedForm(Protocol):
 
 
 class ParsedChoiceStream(ParsedChoice):
-    """The same as events: one for each thing found, with the log-probabilities of the tokens since the last."""
+    """The same as events: one for each thing found, with the log-probabilities of the tokens since the last.
+
+    A call that turns out to be none is out already; its text follows.
+    """
 
     def __init__(
         self,
@@ -124,6 +129,7 @@ class ParsedChoiceStream(ParsedChoice):
         self._write = stream.write
         self._is_open = False
         self._num_given = 0
+        self._num_calls = 0
 
     def finish(self) -> None:
         """The rest, and the chunk with the finish reason."""
@@ -137,7 +143,8 @@ class ParsedChoiceStream(ParsedChoice):
             self._send(delta)
 
     def _delta(self, event: Event) -> dict[str, Any] | None:
-        index = len(self._calls) - 1
+        self._num_calls += isinstance(event, CallBegun)
+        index = self._num_calls - 1
         match event:
             case Said():
                 return {"content": event.text}
@@ -149,7 +156,7 @@ class ParsedChoiceStream(ParsedChoice):
                 return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
             case CallArguments():
                 return {"tool_calls": [{"index": index, "function": {"arguments": event.text}}]}
-            case CallEnded():
+            case CallEnded() | CallBroken():
                 return None
 
     def _send(self, delta: dict[str, Any], **ends: Any) -> None:
