@@ -123,7 +123,7 @@ FRONTEND_BREAKS = (
     ),
     Break(
         "X2: templates in requests are run",
-        "frontend/http/routes/chat.py",
+        "frontend/http/routes/chat_prompt.py",
         "    if is_given and not serving.configuration.trust_request_templates:\n",
         "    if False:\n",
         (*REFUSALS, "-k", "x2"),
