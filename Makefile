@@ -23,6 +23,8 @@ $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	rm -f $(VENV)/installed-*
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[dev]'
+	# A client that the tests run. It asks for an older jiter than openai does, and works with the newer.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps instructor==1.17.0 docstring_parser==0.18.0
 	$(BIN)/trimaran demo install
 	touch $@
 

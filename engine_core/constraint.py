@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..ipc.conditions import TrimaranError
-from ..ipc.sampling import Sampling
+from ..ipc.sampling import Grammar, Sampling
 from .grammar_compiler import CompiledGrammar
 from .grammar_limits import mask_bytes
 
@@ -55,12 +55,19 @@ class GrammarWalk:
         "_min_tokens",
         "_num_outputs",
         "_num_tokens",
+        "_opener",
         "_stops",
         "_tail",
         "num_words",
     )
 
-    def __init__(self, grammar: CompiledGrammar, sampling: Sampling, starts_after: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        grammar: CompiledGrammar,
+        sampling: Sampling,
+        starts_after: tuple[int, ...] = (),
+        opened_by: int | None = None,
+    ) -> None:
         self.num_words = num_words(grammar.num_tokens)
         self._matcher = grammar.matcher.deep_copy()
         self._end_id = grammar.end_ids[0]
@@ -69,6 +76,7 @@ class GrammarWalk:
         self._min_tokens = sampling.min_tokens
         self._holds_back = not sampling.end_token_ids  # the user asked to ignore them
         self._free = starts_after
+        self._opener = opened_by  # None once the first token has decided
         self._tail: list[int] = []
         self._num_outputs = 0
         self._num_tokens = grammar.num_tokens
@@ -76,6 +84,10 @@ class GrammarWalk:
     def advance(self, tokens: list[int]) -> None:
         """These were sampled. Raises ConstraintFailed."""
         self._num_outputs += len(tokens)
+        if self._opener is not None and tokens:
+            if tokens[0] != self._opener:
+                self._free = ()
+            self._opener = None
         if self._free:
             tokens = self._after_free(tokens)
         if tokens and not self._matcher.consume_tokens(tokens):
@@ -84,9 +96,15 @@ class GrammarWalk:
     def fill(self, words: Array) -> None:
         """Set the bits of the tokens that may come next. Raises ConstraintFailed."""
         words = words[: self.num_words]
-        if self._free:
+        if self._opener is not None:
+            self._fill_bound(words)
+            TokenSet((self._opener,)).add_to(words)
+        elif self._free:
             self._fill_free(words)
-            return
+        else:
+            self._fill_bound(words)
+
+    def _fill_bound(self, words: Array) -> None:
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             raise ConstraintFailed(_reason(self._matcher.get_error()))
@@ -194,10 +212,13 @@ class Constraint:
 
 
 def constraint_of(
-    sampling: Sampling, compiled: CompiledGrammar | None, starts_after: tuple[int, ...], num_tokens: int
+    sampling: Sampling, compiled: CompiledGrammar | None, grammar: Grammar | None, num_tokens: int
 ) -> Constraint:
     """Of a new sequence."""
-    walk = None if compiled is None else GrammarWalk(compiled, sampling, starts_after)
+    walk = None
+    if compiled is not None:
+        assert grammar is not None
+        walk = GrammarWalk(compiled, sampling, grammar.starts_after, grammar.opened_by)
     has_rules = sampling.allowed_token_ids or sampling.bad_token_ids
     return Constraint(walk, TokenRules(sampling, num_tokens) if has_rules else None, num_tokens)
 

@@ -3,9 +3,12 @@
 import json
 from typing import Any
 
+import msgspec
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from ..ipc.sampling import CallGrammar
+from .call_grammar import calls_lark
 from .schema_rules import ESCAPES, closed
 
 _WHITE_SPACE = r"[ ]|\n[ ]{0,12}"
@@ -32,6 +35,8 @@ def grammar_text(kind: str, source: str) -> str:
             return _of_choices(source)
         case "lark":
             return LLMatcher.grammar_from_lark(gbnf_to_lark(source) if "::=" in source else source)
+        case "tool_calls":
+            return LLMatcher.grammar_from_lark(calls_lark(msgspec.json.decode(source, type=CallGrammar), _JSON_RULES))
     raise ValueError(f"there is no constraint of the kind {kind!r}")
 
 

@@ -151,8 +151,7 @@ class Sequence:
         if self._constraint is None:
             request = self.request
             assert request.is_masked and (request.grammar is None or request.compiled is not None)
-            starts_after = request.grammar.starts_after if request.grammar is not None else ()
-            self._constraint = constraint_of(request.sampling, request.compiled, starts_after, num_tokens)
+            self._constraint = constraint_of(request.sampling, request.compiled, request.grammar, num_tokens)
         return self._constraint
 
     def __repr__(self) -> str:

@@ -1,5 +1,7 @@
 """How to choose tokens, as the engine core and the workers need it: integers and floats only."""
 
+from typing import Any
+
 from msgspec import Struct
 
 
@@ -32,13 +34,35 @@ class Sampling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
+class CallGrammar(Struct, frozen=True, kw_only=True):
+    """Tool calls as a model writes them: `begin`, calls with `separator` between them, `end`. A piece is a text, or the
+    id of a control token.
+
+    `calls` has for each tool what comes before its arguments, the JSON schema of these, and what comes behind.
+    `is_many`: several calls may come. `is_optional`: text may come before calls and instead of them, until it holds
+    `mark`, which is what all calls begin with. `answer`: the JSON schema of what may come instead of calls.
+    """
+
+    calls: list[tuple[list[str | int], Any, list[str | int]]]
+    begin: list[str | int] = []
+    separator: list[str | int] = []
+    end: list[str | int] = []
+    is_many: bool = True
+    is_optional: bool = False
+    mark: str | int = ""
+    answer: Any = None
+
+
 class Grammar(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """A constraint on the output. `kind` is one of json_schema, json_object, regex, choice, lark.
+    """A constraint on the output. `kind` is one of json_schema, json_object, regex, choice, lark,
+    tool_calls (`source` is then the JSON of CallGrammar).
 
     `starts_after`: the output is free until it holds these token ids in a row (the end of a model's reasoning); empty:
-    it is constrained from its first token.
+    it is constrained from its first token. `opened_by`: there is such a free part only where the output begins with
+    this token id; None: there is one.
     """
 
     kind: str
     source: str
     starts_after: tuple[int, ...] = ()
+    opened_by: int | None = None

@@ -72,15 +72,16 @@ class ConstraintFields(Struct, kw_only=True):
             if (value := getattr(self, old)) is not None:
                 _note_old_name(old, name)
                 found.append(_made(old, name, value))
-        return _only(found, limits)
+        return only(found, limits)
 
 
 def constraint_of(outputs: StructuredOutputs | None, limits: RequestLimits) -> Constraint | None:
     """The constraint of SamplingParams. Raises RequestRefused where several are asked for, or one is too large."""
-    return _only(_of_outputs(outputs), limits)
+    return only(_of_outputs(outputs), limits)
 
 
-def _only(found: list[Constraint], limits: RequestLimits) -> Constraint | None:
+def only(found: list[Constraint], limits: RequestLimits) -> Constraint | None:
+    """The one there is. Raises RequestRefused where there are several, or it is too large."""
     if not found:
         return None
     first = found[0]

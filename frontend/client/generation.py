@@ -6,7 +6,7 @@ Nothing here wakes a task per token: a stream's listener is called straight from
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -34,6 +34,8 @@ class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
 class GenerationRequest(Struct, frozen=True, kw_only=True):
     """One prompt with its sampling. `is_continuation`: the output continues the prompt's text, as in completions.
     `grammar_field` is the field by which the client asked for the grammar, to be named where it cannot be honoured.
+    `kept_controls` are the texts of control tokens that are shown even where such are skipped: a parser reads them.
+    `truncated_tokens` were cut off the prompt because the client asked for that.
     """
 
     prompt_token_ids: list[int]
@@ -43,7 +45,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     is_continuation: bool = False
     grammar: Grammar | None = None
     grammar_field: str = ""
-    shown_ids: frozenset[int] = frozenset()  # special tokens that are shown, because a parser reads them
+    kept_controls: Mapping[int, str] = {}
+    truncated_tokens: int | None = None
 
 
 class SequenceListener(Protocol):
@@ -150,6 +153,11 @@ class SequenceOutput:
         if self.finish_reason is None:
             self._end_with_rest(reason, last_token)
 
+    def cut(self) -> None:
+        """The listener wants nothing more: the sequence has stopped."""
+        self.generation.finish_sequence(self.choice)
+        self._finish("stop")
+
     def close(self) -> None:
         """Take no more tokens and show nothing more."""
         self.deliver = _ignore
@@ -179,7 +187,7 @@ class SequenceOutput:
         cut = self._matcher.feed(text)
         if cut.text:
             self._show(cut.text)
-        if cut.stop is not None:
+        if cut.stop is not None and self.finish_reason is None:
             self.stop_reason = cut.stop
             self._drop_hidden_logprobs()
             self.generation.finish_sequence(self.choice)
@@ -199,6 +207,8 @@ class SequenceOutput:
             rest = self._matcher.flush()
         if rest:
             self._show(rest)
+        if self.finish_reason is not None:
+            return
         if reason is FinishReason.STOP_TOKEN:
             self.stop_reason = last_token
         self._finish("length" if reason is FinishReason.LENGTH else "stop")
@@ -280,8 +290,8 @@ class Generation:
     def shown_bytes(self, token_id: int) -> bytes:
         """What the token contributes to the text that is shown."""
         tokenizer = self._model.tokenizer
-        hides = self.request.params.skip_special_tokens and token_id not in self.request.shown_ids
-        if hides and token_id in tokenizer.control_ids:
+        is_hidden = token_id in tokenizer.control_ids and token_id not in self.request.kept_controls
+        if self.request.params.skip_special_tokens and is_hidden:
             return b""
         return tokenizer.bytes.of(token_id)
 
@@ -352,7 +362,7 @@ class Generation:
         if not params.detokenize:
             return _NO_TEXT
         return self._model.detokenizers.start(
-            skip_special_tokens=params.skip_special_tokens, continues=context, shown_ids=self.request.shown_ids
+            skip_special_tokens=params.skip_special_tokens, continues=context, kept=self.request.kept_controls
         )
 
 

@@ -15,7 +15,7 @@ from ...ipc.configuration import FrontendConfiguration
 from ...ipc.control import FromChild
 from ..client.engine_client import EngineClient
 from ..client.vectors import NO_TOKENS
-from ..parsing.output_parser import Parsers, detected
+from ..parsing.choosing import Parsers
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
 from .errors import ApiError
@@ -78,12 +78,13 @@ class Serving:
     def model_known(self, directory: str, root: str, text: ModelText) -> None:
         """From now on requests can be read."""
         name = self.configuration.served_model_name or root or Path(directory).name
-        configuration = self.configuration
-        found = detected(text.template.source if text.template is not None else "")
-        parsers = Parsers(
-            _overridden(configuration.tool_parser, found.tools),
-            _overridden(configuration.reasoning_parser, found.reasoning),
+        parsers = Parsers.chosen(
+            None if text.template is None else text.template.source,
+            text.tokenizer.control_texts,
+            tools=self.configuration.tool_parser,
+            reasoning=self.configuration.reasoning_parser,
         )
+        log.info("tool calls are read as %s, reasoning as %s", parsers.tools or "none", parsers.reasoning or "none")
         self.model = ServedModel(name, root, text, int(time.time()), parsers)
 
     def ready_model(self) -> ServedModel:
@@ -113,12 +114,6 @@ class Serving:
                 param="model",
                 code="model_not_found",
             )
-
-
-def _overridden(option: str, found: str | None) -> str | None:
-    if option == "auto":
-        return found
-    return None if option == "none" else option
 
 
 async def _contained(work: Coroutine[Any, Any, None], name: str) -> None:

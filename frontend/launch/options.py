@@ -17,8 +17,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from ...ipc.configuration import MAX_RANKS
 from ...ipc.facts import AttentionStrategy, QueueOrdering
-from ..parsing.output_parser import REASONING_TAGS
-from ..parsing.tool_families import FAMILIES
+from ..parsing.choosing import REASONING_PARSERS, TOOL_PARSERS
 from .option_kinds import (
     BadValue,
     Choice,
@@ -184,19 +183,17 @@ class Options(Struct, frozen=True, kw_only=True):
     control_tokens_in_content: Annotated[
         bool, About("Server", Switch(), "let users' text hold control tokens, which lets them forge other roles")
     ] = False
+    tool_parser: Annotated[
+        Literal["auto", "none", "hermes", "llama3_json", "mistral", "deepseek", "plain_json"],
+        About("Server", Choice(TOOL_PARSERS), "how the model writes tool calls; auto is as its chat template shows"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "think", "mistral", "seed", "cohere"],
+        About("Server", Choice(REASONING_PARSERS), "how the model marks its reasoning; auto is as its template shows"),
+    ] = "auto"
     trust_request_templates: Annotated[
         bool, About("Server", Switch(), "let requests bring a chat template of their own")
     ] = False
-    tool_parser: Annotated[
-        str,
-        About("Server", Choice((AUTO, "none", *FAMILIES)), "how the model writes tool calls; auto asks its template"),
-    ] = AUTO
-    reasoning_parser: Annotated[
-        str,
-        About(
-            "Server", Choice((AUTO, "none", *REASONING_TAGS)), "how the model writes reasoning; auto asks its template"
-        ),
-    ] = AUTO
     log_requests: Annotated[bool, About("Server", Switch(), "one line per request, without its text")] = False
 
     max_num_seqs: Annotated[

@@ -1,1 +1,1 @@
-"""What a model wrote, taken apart as it comes: reasoning, text and tool calls, the same for every chunking."""
+"""What a model wrote, read as it comes: its reasoning, its tool calls, and its text."""

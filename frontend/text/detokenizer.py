@@ -1,7 +1,7 @@
 """Token ids to text, one at a time, never half a character."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from .tokenizer import Tokenizer
@@ -82,16 +82,9 @@ class WindowDetokenizer:
     piece has already shown; those stay as shown. (The library's own stream raises there.)
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        skip_special_tokens: bool,
-        context: Sequence[int],
-        shown_ids: frozenset[int] = frozenset(),
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens and not shown_ids
-        self._hidden = tokenizer.control_ids - shown_ids if skip_special_tokens and shown_ids else frozenset()
+        self._skip = skip_special_tokens
         self._window = list(context)
         self._num_settled = len(self._window)  # ids of the window whose text has been shown
         self._settled_text = self._decoded(self._window)
@@ -116,9 +109,26 @@ class WindowDetokenizer:
         return piece
 
     def _decoded(self, ids: list[int]) -> str:
-        if self._hidden:
-            ids = [id for id in ids if id not in self._hidden]
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip) if ids else ""
+
+
+class KeepingDetokenizer:
+    """Shows some control tokens as their text, and leaves all else to another detokenizer."""
+
+    __slots__ = ("_kept", "_others", "add")
+
+    def __init__(self, others: Detokenizer, kept: Mapping[int, str]) -> None:
+        self._others = others
+        self._kept = kept
+        self.add = self._add
+
+    def _add(self, id: int) -> str:
+        text = self._kept.get(id)
+        return self._others.add(id) if text is None else self._others.flush() + text
+
+    def flush(self) -> str:
+        """What an incomplete character leaves."""
+        return self._others.flush()
 
 
 class DetokenizerFactory:
@@ -131,22 +141,17 @@ class DetokenizerFactory:
         table = tokenizer.bytes.table
         if tokenizer.bytes.is_exact:
             self._all = ByteTexts(table)
-            self._shown = {frozenset[int](): self._hiding(tokenizer.control_ids)}
+            self._shown = ByteTexts([b"" if id in tokenizer.control_ids else piece for id, piece in enumerate(table)])
 
     def start(
-        self, *, skip_special_tokens: bool, continues: Sequence[int] = (), shown_ids: frozenset[int] = frozenset()
+        self, *, skip_special_tokens: bool, continues: Sequence[int] = (), kept: Mapping[int, str] | None = None
     ) -> Detokenizer:
         """`continues`: the prompt whose text the output continues, where the vocabulary's spacing depends on it.
 
-        `shown_ids`: special tokens that are text all the same, because a parser reads them; one set per model.
+        `kept`: the texts of control tokens that are not skipped.
         """
-        if not self._tokenizer.bytes.is_exact:
-            return WindowDetokenizer(self._tokenizer, skip_special_tokens, continues[-self._CONTEXT :], shown_ids)
-        if not skip_special_tokens:
-            return ByteDetokenizer(self._all)
-        if shown_ids not in self._shown:
-            self._shown[shown_ids] = self._hiding(self._tokenizer.control_ids - shown_ids)
-        return ByteDetokenizer(self._shown[shown_ids])
-
-    def _hiding(self, ids: frozenset[int]) -> ByteTexts:
-        return ByteTexts([b"" if id in ids else piece for id, piece in enumerate(self._tokenizer.bytes.table)])
+        if skip_special_tokens and kept:
+            return KeepingDetokenizer(self.start(skip_special_tokens=True, continues=continues), kept)
+        if self._tokenizer.bytes.is_exact:
+            return ByteDetokenizer(self._shown if skip_special_tokens else self._all)
+        return WindowDetokenizer(self._tokenizer, skip_special_tokens, continues[-self._CONTEXT :])

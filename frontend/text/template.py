@@ -99,6 +99,19 @@ def _raise_exception(message: str) -> None:
 _SANDBOX = _Sandbox()
 
 
+class _Arguments(dict[str, Any]):
+    """A call's arguments: an object for templates that want one, its JSON text for those that put a text together."""
+
+    def __str__(self) -> str:
+        return _to_json(self)
+
+    def __add__(self, other: str) -> str:
+        return str(self) + other
+
+    def __radd__(self, other: str) -> str:
+        return other + str(self)
+
+
 class ChatTemplate:
     """One compiled template of one model. `render` is thread-safe."""
 
@@ -110,6 +123,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self.source = source
         self.knows_developer = "developer" in source
+        self.knows_documents = "documents" in source
 
     def render(
         self,
@@ -164,6 +178,10 @@ class ChatTemplate:
         if known.get("role") == "developer" and not self.knows_developer:
             known["role"] = "system"
         guarded: Message = self._guarded(known, control_tokens_in_content)
+        for call in guarded.get("tool_calls", ()):
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+                function["arguments"] = _Arguments(function["arguments"])
         return guarded
 
     def _guarded(self, value: Any, control_tokens_in_content: bool) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -52,12 +53,12 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(model_directory: Path) -> Iterator[Served]:
+def serving(model_directory: Path, **options: Any) -> Iterator[Served]:
     """A frontend of that model over a scripted core of its own."""
     model = ModelText.load(model_directory)
     with tempfile.TemporaryDirectory(prefix="tri") as directory:
         core = FakeCore(Path(directory), limits_of(model)).start()
-        frontend = FrontendProcess(core.address, model_directory)
+        frontend = FrontendProcess(core.address, model_directory, **options)
         try:
             with talking_to(core, frontend.wait_ready(), model) as served:
                 yield served

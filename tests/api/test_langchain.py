@@ -8,8 +8,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 from trimaran.tests.api.conftest import Served
-from trimaran.tests.api.test_tools import CALL, CITY, model_name
-from trimaran.tests.api.test_tools import tooled as tooled
+from trimaran.tests.api.test_tool_calls import CALL, CITY, model_name
+from trimaran.tests.api.test_tool_calls import tooled as tooled
 
 
 @tool

@@ -204,7 +204,6 @@ UNSUPPORTED = {
     "audio": {"voice": "x"},
     "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "high",
-    "truncate_prompt_tokens": 5,
     "echo": True,
 }
 HARMLESS = {

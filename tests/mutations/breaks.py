@@ -9,10 +9,10 @@ from grammar_breaks import GRAMMAR_BREAKS
 from hardware_breaks import HARDWARE_BREAKS
 from hardware_review_breaks import HARDWARE_REVIEW_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
-from parsing_breaks import PARSING_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
 from suite_breaks import SUITE_BREAKS
+from tool_breaks import TOOL_BREAKS
 from triton_breaks import TRITON_BREAKS
 
 PROPERTIES = ("tests/pure/test_engine_properties.py", "-m", "not long")
@@ -96,10 +96,10 @@ BREAKS = (
     *API_BREAKS,
     *FAULT_BREAKS,
     *NUMERICS_BREAKS,
-    *PARSING_BREAKS,
     *PLATFORM_BREAKS,
     *PROFILE_BREAKS,
     *SUITE_BREAKS,
+    *TOOL_BREAKS,
     *TRITON_BREAKS,
     *HARDWARE_BREAKS,
 )

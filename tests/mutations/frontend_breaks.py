@@ -54,7 +54,7 @@ FRONTEND_BREAKS = (
     Break(
         "S3: the stream's finish reason is null",
         "frontend/http/routes/chat.py",
-        "            _encode(self._finish_reason()),\n",
+        "            _encode(sequence.finish_reason),\n",
         "            _encode(None),\n",
         (*ANSWERS, "-k", "s3"),
     ),
@@ -123,7 +123,7 @@ FRONTEND_BREAKS = (
     ),
     Break(
         "X2: templates in requests are run",
-        "frontend/http/routes/chat.py",
+        "frontend/http/routes/chat_prompt.py",
         "    if is_given and not serving.configuration.trust_request_templates:\n",
         "    if False:\n",
         (*REFUSALS, "-k", "x2"),
@@ -159,7 +159,7 @@ FRONTEND_BREAKS = (
     Break(
         "C3: streams of a lost core stay open",
         "frontend/client/engine_client.py",
-        "                generation.fail(error)\n        for query",
+        "                request.fail(error)\n        for query",
         "                pass\n        for query",
         (*LIFE, "-k", "c3", "--timeout", "30"),
     ),

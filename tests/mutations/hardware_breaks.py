@@ -417,8 +417,8 @@ HARDWARE_BREAKS = (
     Break(
         "A18: pins are not explained",
         "device_workers/boot.py",
-        "described.registry.resolve(name, profile, problem, described.choices) for name in KERNELS",
-        "described.registry.resolve(name, profile, problem) for name in KERNELS",
+        "described.registry.resolve(name, profile, asked, described.choices) for name in kernels",
+        "described.registry.resolve(name, profile, asked) for name in kernels",
         ("tests/process/test_explain.py", "-k", "pinned"),
     ),
 )

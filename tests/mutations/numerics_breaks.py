@@ -56,8 +56,8 @@ NUMERICS_BREAKS = (
     Break(
         "a chunk's last position samples though the prompt goes on",
         "engine_core/scheduler.py",
-        "        if stop == table.known[row]:\n",
-        "        if stop >= table.known[row] - 1:\n",
+        "        elif stop == table.known[row]:\n",
+        "        elif stop >= table.known[row] - 1:\n",
         (*VARIANTS, "-k", "mixed"),
     ),
     Break(

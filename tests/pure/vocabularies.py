@@ -115,6 +115,50 @@ def unigram_metaspace(directory: Path) -> Path:
     return save(directory, tokenizer, eos_token="<|im_end|>", unk_token="<unk>", chat_template=CHATML)
 
 
+TOOL_CHATML = (
+    "{% if tools %}{{'<|im_start|>system\n'}}{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}"
+    '{{\'<tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n\'}}{% endif %}'
+    "{% for document in documents or [] %}{{ document.title + ': ' + document.text + '\n' }}{% endfor %}"
+    "{% for message in messages %}{{'<|im_start|>' + message.role + '\n' + message.content.split('</think>')[-1]}}"
+    "{% for call in message.tool_calls or [] %}{{'<tool_call>' + call.function.name + ' '}}"
+    "{{ call.function.arguments | tojson }}{{'</tool_call>'}}{% endfor %}{{'<|im_end|>\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if enable_thinking is defined %}"
+    "{{ '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+
+
+def byte_level_tools(directory: Path) -> Path:
+    """Hermes calls and <think>, in added tokens that are no control tokens, as Qwen3 has them."""
+    tokenizer = _byte_level()
+    tokenizer.add_special_tokens(_special(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]))
+    tags = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in tags])
+    return save(directory, tokenizer, eos_token="<|im_end|>", chat_template=TOOL_CHATML)
+
+
+def byte_level_mistral_tools(directory: Path) -> Path:
+    """Mistral's newer calls, whose tags are control tokens."""
+    tokenizer = _byte_level()
+    tokenizer.add_special_tokens(_special(["</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]"]))
+    template = (
+        "{% for message in messages %}{{ '[INST]' + message.content + '[/INST]' }}"
+        "{% for call in message.tool_calls or [] %}{{ '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}"
+        "{{ call.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    return save(directory, tokenizer, eos_token="</s>", chat_template=template)
+
+
+def _byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
 def qwen_like(directory: Path) -> Path:
     """Qwen style: NFC, a splitting pattern, added tokens that are not special."""
     tokenizer = Tokenizer(models.BPE())

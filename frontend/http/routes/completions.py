@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from ...client.generation import Generation, GenerationRequest, SequenceListener, SequenceOutput, TokenLogprob
 from ...client.refusals import RequestRefused
@@ -18,6 +18,7 @@ from ..schema.unsupported import COMPLETIONS, GENERATION, refuse_unsupported
 from ..serving import ServedModel, Serving, new_id
 from .generating import run_stream, run_whole
 from .logprobs import LogprobForms, num_entries, prompt_entries
+from .truncation import cut_prompt
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
@@ -28,6 +29,7 @@ class Prompt(Struct, frozen=True):
 
     token_ids: list[int]
     text: str | None
+    num_cut: int | None = None
 
 
 class CompletionsRoute:
@@ -44,7 +46,7 @@ class CompletionsRoute:
         serving.check_model_name(request.model)
         refuse_unsupported(request, COMPLETIONS, GENERATION)
         _check_fields(request)
-        prompts = await self._prompts(request, model)
+        prompts = [self._cut(prompt, request) for prompt in await self._prompts(request, model)]
         requests = self._generation_requests(request, prompts)
         answer = CompletionAnswer(request, model, prompts)
         if request.stream:
@@ -77,9 +79,14 @@ class CompletionsRoute:
                 is_continuation=True,
                 grammar=None if constraint is None else constraint.grammar,
                 grammar_field="" if constraint is None else constraint.field,
+                truncated_tokens=prompt.num_cut,
             )
             for prompt in prompts
         ]
+
+    def _cut(self, prompt: Prompt, request: CompletionRequest) -> Prompt:
+        ids, num_cut = cut_prompt(prompt.token_ids, request.truncate_prompt_tokens, request.max_tokens, self._serving)
+        return Prompt(ids, None if num_cut else prompt.text, num_cut)
 
     async def _prompts(self, request: CompletionRequest, model: ServedModel) -> list[Prompt]:
         given = _given_prompts(request.prompt)
@@ -143,6 +150,7 @@ class CompletionAnswer:
         options = request.stream_options
         self._includes_usage = options is not None and bool(options.include_usage)
         self.has_running_usage = options is not None and bool(options.continuous_usage_stats)
+        self.gives_token_ids = bool(request.return_token_ids)
         self.forms = LogprobForms(model.text.tokenizer, self._skips_special)
 
     def whole(self, generations: Sequence[Generation]) -> bytes:
@@ -194,7 +202,12 @@ class CompletionAnswer:
                 if self._num_prompt_logprobs is None
                 else self.forms.prompt(generation, self._num_prompt_logprobs)
             ),
+            prompt_token_ids=generation.request.prompt_token_ids if self.gives_token_ids else UNSET,
+            token_ids=self._token_ids(sequence) if self.gives_token_ids else UNSET,
         )
+
+    def _token_ids(self, sequence: SequenceOutput) -> list[int]:
+        return [] if self._hides_output else sequence.token_ids
 
     def chunk_head(self) -> bytes:
         """Everything of a chunk before its choices."""
@@ -206,7 +219,7 @@ class CompletionAnswer:
 
     def open_sequence(self, stream: EventStream, prompt: int, sequence: SequenceOutput) -> SequenceListener:
         """Writes one choice's events."""
-        if self.num_logprobs is None and not self.has_running_usage and not self.echoes:
+        if self.num_logprobs is None and not (self.has_running_usage or self.echoes or self.gives_token_ids):
             return _ChoiceStream(self, stream, prompt, sequence)
         return _DetailedChoiceStream(self, stream, prompt, sequence)
 
@@ -225,7 +238,12 @@ class CompletionAnswer:
             sum(len(generation.request.prompt_token_ids) for generation in generations),
             0 if self._hides_output else sum(generation.num_tokens for generation in generations),
             sum(generation.cached_tokens for generation in generations),
+            truncated_tokens=self._num_cut(generations),
         )
+
+    def _num_cut(self, generations: Sequence[Generation]) -> int | None:
+        cuts = [generation.request.truncated_tokens for generation in generations]
+        return None if None in cuts else sum(cut or 0 for cut in cuts)
 
 
 class _ChoiceStream:
@@ -261,22 +279,40 @@ class _ChoiceStream:
 class _DetailedChoiceStream(_ChoiceStream):
     """With the prompt, log-probabilities or running usage in its chunks."""
 
-    __slots__ = ("_offset", "_shows_prompt")
+    __slots__ = ("_num_given", "_offset", "_shows_prompt")
 
     def __init__(self, answer: CompletionAnswer, stream: EventStream, prompt: int, sequence: SequenceOutput) -> None:
         super().__init__(answer, stream, prompt, sequence)
         self._shows_prompt = answer.echoes
         self._offset = 0
+        self._num_given: int | None = None
 
     def show(self, text: str) -> None:
         """One chunk, with what belongs to the tokens since the last."""
         text, logprobs = self._details(text)
-        self._write(self._pre + _encode(text) + b',"logprobs":%b,"finish_reason":null}]' % logprobs + self._tail())
+        self._write(
+            self._pre
+            + _encode(text)
+            + b',"logprobs":%b,"finish_reason":null' % logprobs
+            + self._ids()
+            + b"}]"
+            + self._tail()
+        )
 
     def finish(self) -> None:
         """The chunk with the finish reason."""
         text, logprobs = self._details("")
-        self._write(self._pre + _encode(text) + self._finish(logprobs) + self._tail())
+        self._write(self._pre + _encode(text) + self._finish(logprobs)[:-2] + self._ids() + b"}]" + self._tail())
+
+    def _ids(self) -> bytes:
+        """Those of the prompt with the first chunk, and of the tokens since the last."""
+        if not self._answer.gives_token_ids:
+            return b""
+        ids = self._sequence.token_ids
+        prompt = self._sequence.generation.request.prompt_token_ids
+        head = b',"prompt_token_ids":' + _encode(prompt) if self._num_given is None else b""
+        taken, self._num_given = ids[self._num_given or 0 :], len(ids)
+        return head + b',"token_ids":' + _encode(taken)
 
     def _details(self, text: str) -> tuple[str, bytes]:
         with_prompt, self._shows_prompt = self._shows_prompt, False

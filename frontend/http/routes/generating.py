@@ -97,9 +97,9 @@ async def run_whole(
     receive: Receive,
     open_sequence: Callable[[int, SequenceOutput], SequenceListener] | None = None,
 ) -> list[Generation]:
-    """All generations, finished; their text is kept unless `open_sequence` gives listeners of its own.
+    """All generations, finished. Raises what any of them failed with; ClientLeft.
 
-    Raises what any of them failed with; ClientLeft.
+    `open_sequence` gives a choice (and its prompt's number) a listener of its own; without it, texts are collected.
     """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

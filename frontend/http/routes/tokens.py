@@ -10,7 +10,7 @@ from ..asgi import read_json_body
 from ..schema.chat import ChatInput
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..serving import ServedModel, Serving
-from .chat import chat_prompt
+from .chat_prompt import chat_prompt
 
 _TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
@@ -69,6 +69,8 @@ class TokenRoutes:
                 continue_final_message=asked.continue_final_message,
                 chat_template=asked.chat_template,
                 chat_template_kwargs=asked.chat_template_kwargs,
+                tools=asked.tools,
+                documents=asked.documents,
             )
             return (await chat_prompt(self._serving, chat, served)).token_ids
         text, adds_special = asked.prompt or "", asked.add_special_tokens is not False

@@ -28,41 +28,39 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     tool_call_id: str | None = None
 
 
-Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
-ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+class FunctionTool(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A function that the model may call. `parameters`: a JSON schema; without one it takes none."""
 
-
-class ToolFunction(Struct, frozen=True, kw_only=True):
-    """What a tool is called and takes; `parameters` is a JSON schema. `strict`: arguments are held to it."""
-
-    name: ToolName
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
 class Tool(Struct, frozen=True, kw_only=True):
-    """One tool that the model may call."""
+    """One tool."""
 
-    function: ToolFunction
-    type: Literal["function"] = "function"
+    type: Literal["function"]
+    function: FunctionTool
 
 
-class NamedFunction(Struct, frozen=True):
-    """A tool by its name."""
+class FunctionName(Struct, frozen=True):
+    """Of one of the tools."""
 
     name: str
 
 
 class NamedTool(Struct, frozen=True, kw_only=True):
-    """The tool that must be called."""
+    """The tool that is to be called."""
 
-    function: NamedFunction
-    type: Literal["function"] = "function"
+    type: Literal["function"]
+    function: FunctionName
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
-Tools = Annotated[list[Tool], Meta(max_length=512)]
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class ChatInput(Struct, kw_only=True):
@@ -73,8 +71,8 @@ class ChatInput(Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
     tools: list[Tool] | None = None
+    documents: list[dict[str, Any]] | None = None
 
 
 class ChatRequest(UnsupportedInChat, kw_only=True):
@@ -85,10 +83,11 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    tools: Tools | None = None
+    tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
@@ -102,8 +101,8 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
             continue_final_message=self.continue_final_message,
             chat_template=self.chat_template,
             chat_template_kwargs=self.chat_template_kwargs,
-            documents=self.documents,
             tools=None if self.tool_choice == "none" else self.tools,
+            documents=self.documents,
         )
 
 
@@ -131,22 +130,24 @@ class ChatLogprobs(Struct, frozen=True):
 
 
 class CalledFunction(Struct, frozen=True):
-    """Which tool, and its arguments as JSON text."""
+    """What is called. `arguments`: JSON, as the model wrote it."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Struct, frozen=True, kw_only=True):
-    """One call of a tool."""
+class ToolCall(Struct, frozen=True):
+    """One call."""
 
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
 
 
-class AssistantMessage(Struct, frozen=True, kw_only=True):
-    """The answer. `reasoning` is `reasoning_content` by another name; both are there only where there is reasoning."""
+class AssistantMessage(Struct, frozen=True):
+    """The answer. `content` is null where there is reasoning or a call and no text. `reasoning`: the same by the name
+    that vLLM uses.
+    """
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -164,6 +165,7 @@ class ChatChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -176,3 +178,4 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: OptionalPromptLogprobs = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...client.sampling import Count
 from .generation import GenerationFields, NumLogprobs, OptionalPromptLogprobs, Usage
@@ -38,6 +38,8 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None = None
     prompt_logprobs: OptionalPromptLogprobs = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

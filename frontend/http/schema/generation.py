@@ -27,6 +27,9 @@ INT32_MAX = 2**31 - 1
 NumChoices = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=INT32_MAX, description="lower runs earlier")]
+NumKept = Annotated[
+    int, Meta(ge=-1, le=INT32_MAX, description="the last so many tokens of the prompt; -1: as many as fit")
+]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
@@ -62,6 +65,8 @@ class GenerationFields(UnsupportedInGeneration, kw_only=True):
     bad_words: list[BadWord] | None = None
     prompt_logprobs: NumLogprobs | None = None
     skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: NumKept | None = None
+    return_token_ids: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     user: str | None = None
@@ -111,7 +116,6 @@ class UnsupportedInChat(GenerationFields, kw_only=True):
     prediction: Any = None
     reasoning: Any = None
     reasoning_effort: Any = None
-    include_reasoning: Any = None
     thinking: Any = None
     thinking_token_budget: Any = None
     verbosity: Any = None
@@ -122,35 +126,43 @@ class UnsupportedInChat(GenerationFields, kw_only=True):
 
 
 class PromptTokensDetails(Struct, frozen=True):
-    """Prompt tokens that the prefix cache held."""
+    """Prompt tokens that the prefix cache held, and those that were cut off it, where that was asked for."""
 
     cached_tokens: int
+    truncated_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct, frozen=True):
-    """Tokens of the answer that are reasoning, the tags round it among them."""
+    """Output tokens that were reasoning, its tags included."""
 
     reasoning_tokens: int
 
 
-class Usage(Struct, frozen=True, omit_defaults=True):
-    """Tokens of a request. The details of the answer are there where a reasoning parser reads it."""
+class Usage(Struct, frozen=True):
+    """Tokens of a request. `completion_tokens_details`: where the model may reason."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None) -> Usage:
+def usage(
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int,
+    *,
+    reasoning_tokens: int | None = None,
+    truncated_tokens: int | None = None,
+) -> Usage:
     """The sum is made here and nowhere else."""
     return Usage(
         prompt_tokens,
         completion_tokens,
         prompt_tokens + completion_tokens,
-        PromptTokensDetails(cached_tokens),
-        None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens),
+        PromptTokensDetails(cached_tokens, UNSET if truncated_tokens is None else truncated_tokens),
+        UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens),
     )
 
 

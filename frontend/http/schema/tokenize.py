@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Struct
 
 from ...client.refusals import RequestRefused
-from .chat import ChatMessage
+from .chat import ChatMessage, Tool
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -19,6 +19,8 @@ class TokenizeRequest(Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
     def check(self) -> None:

@@ -24,8 +24,6 @@ GENERATION: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "typical_p": (1,),
     "mirostat": (0,),
-    "truncate_prompt_tokens": (),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "prompt_embeds": (),
     "lora_path": (),
@@ -38,7 +36,6 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "prediction": (),
     "reasoning": (),
     "reasoning_effort": (),
-    "include_reasoning": (True,),
     "thinking": (),
     "thinking_token_budget": (),
     "verbosity": ("medium",),
@@ -64,8 +61,6 @@ class UnsupportedInGeneration(ConstraintFields, kw_only=True):
     length_penalty: Any = None
     typical_p: Any = None
     mirostat: Any = None
-    truncate_prompt_tokens: Any = None
-    return_token_ids: Any = None
     return_tokens_as_token_ids: Any = None
     prompt_embeds: Any = None
     lora_path: Any = None

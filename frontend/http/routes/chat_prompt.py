@@ -1,0 +1,149 @@
+"""The prompt of a conversation, through the model's chat template."""
+
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import structs
+
+from ...client.refusals import RequestRefused
+from ...parsing.reasoning_parser import ReasoningFormat
+from ...text.template import ChatTemplate
+from ..errors import ApiError
+from ..schema.chat import ChatInput, ChatMessage, Tool
+from ..serving import ServedModel, Serving
+
+_MESSAGE_COST = 64  # characters: what rendering a message costs beside its text
+
+
+class Thinking(Enum):
+    """Where a prompt leaves a model that may reason."""
+
+    FREE = auto()  # it may begin with reasoning
+    BEGUN = auto()  # the prompt has opened it
+    OVER = auto()  # the prompt has closed it, or the answer is already being written
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as the model sees it."""
+
+    token_ids: list[int]
+    thinking: Thinking
+
+
+async def chat_prompt(serving: Serving, request: ChatInput, model: ServedModel) -> ChatPrompt:
+    """Raises RequestRefused, TemplateRefusal."""
+    _check_template_fields(serving, request)
+    messages = [_template_message(index, message) for index, message in enumerate(request.messages)]
+    tools = [_template_tool(tool) for tool in request.tools or ()]
+    size = sum(len(message["content"]) + _MESSAGE_COST for message in messages) + len(repr(tools))
+
+    def work() -> ChatPrompt:
+        template = _template(request, model)
+        arguments = dict(request.chat_template_kwargs or {})
+        arguments |= {name: value for name, value in (("tools", tools), ("documents", request.documents)) if value}
+        if request.documents and not template.knows_documents:
+            raise RequestRefused(
+                "documents: this model's chat template does not take documents; put them into a message",
+                param="documents",
+            )
+        rendered = template.render(
+            messages,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=bool(request.continue_final_message),
+            control_tokens_in_content=serving.configuration.control_tokens_in_content,
+            arguments=arguments,
+        )
+        thinking = _thinking(rendered, messages, request, model.parsers.reasoning_format)
+        return ChatPrompt(model.text.tokenizer.encode_rendered(rendered), thinking)
+
+    return await serving.text_work.run(size, work)
+
+
+def _thinking(
+    rendered: str, messages: list[dict[str, Any]], request: ChatInput, form: ReasoningFormat | None
+) -> Thinking:
+    if form is None:
+        return Thinking.OVER
+    if request.continue_final_message:
+        last = messages[-1]["content"]
+        if last.rfind(form.start) > last.rfind(form.end):
+            return Thinking.BEGUN
+        return Thinking.FREE if not last.strip() else Thinking.OVER
+    end = rendered.rstrip()
+    if end.endswith(form.start):
+        return Thinking.BEGUN
+    return Thinking.OVER if end.endswith(form.end) else Thinking.FREE
+
+
+def _template(request: ChatInput, model: ServedModel) -> ChatTemplate:
+    if request.chat_template is not None:
+        return ChatTemplate(request.chat_template, model.text.tokenizer)
+    if model.text.template is None:
+        raise ApiError(
+            400,
+            "this model has no chat template, so it cannot chat; start the server with --chat-template FILE, "
+            "or use /v1/completions",
+            code="no_chat_template",
+        )
+    return model.text.template
+
+
+def _check_template_fields(serving: Serving, request: ChatInput) -> None:
+    arguments = request.chat_template_kwargs or {}
+    is_given = request.chat_template is not None or "chat_template" in arguments
+    if is_given and not serving.configuration.trust_request_templates:
+        raise RequestRefused("chat_template: this server does not run templates from requests", param="chat_template")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise RequestRefused(
+            "continue_final_message: not together with add_generation_prompt", param="continue_final_message"
+        )
+
+
+def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
+    param = f"messages[{index}].content"
+    content = _flat_content(param, message)
+    if content is None and message.role != "assistant":
+        raise RequestRefused(f"{param}: a {message.role} message needs content", param=param)
+    told = {"role": message.role, "content": content or ""}
+    extra = {
+        "name": message.name,
+        "reasoning_content": message.reasoning if message.reasoning_content is None else message.reasoning_content,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": None if message.tool_calls is None else [_parsed_call(call) for call in message.tool_calls],
+    }
+    return told | {name: value for name, value in extra.items() if value is not None}
+
+
+def _template_tool(tool: Tool) -> dict[str, Any]:
+    """As models know tools: `strict` is for the server alone."""
+    return {"type": tool.type, "function": msgspec.to_builtins(structs.replace(tool.function, strict=None))}
+
+
+def _flat_content(param: str, message: ChatMessage) -> str | None:
+    if message.content is None or isinstance(message.content, str):
+        return message.content
+    texts: list[str] = []
+    for position, part in enumerate(message.content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("text", "input_text", "output_text", "refusal"):
+            raise RequestRefused(
+                f"{param}[{position}].type: content of type {part.type!r} is not supported by this server; send text",
+                param=f"{param}[{position}].type",
+            )
+        if text is None:
+            raise RequestRefused(f"{param}[{position}]: a text part needs text", param=f"{param}[{position}].text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates want a call's arguments as an object, clients send them as JSON text."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except msgspec.DecodeError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
