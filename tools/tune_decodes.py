@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from trimaran.device_workers.models.decoder import (
 from trimaran.device_workers.models.facts import KERNELS, kernel_problem, make_facts
 from trimaran.device_workers.models.fused_decode import FusedKernels
 from trimaran.device_workers.models.sharding import Shard
-from trimaran.device_workers.platforms.contract import Backend, NotSupported
+from trimaran.device_workers.platforms.contract import Backend, Graph, NotSupported
 from trimaran.device_workers.weights.dummy_source import DummySource
 from trimaran.ipc.conditions import Refusal
 from trimaran.ipc.configuration import WorkerConfiguration
@@ -209,7 +210,12 @@ def _recorded(backend: Backend, run: Callable[[], None]) -> Callable[[], None]:
         graph = backend.capture_graph(run)
     except NotSupported:
         return run
-    return lambda: graph.replay(0, 0, None)
+    return partial(_replay, graph, run)
+
+
+def _replay(graph: Graph, _recorded: Callable[[], None]) -> None:
+    """A graph reads and writes the tensors of what was recorded; it does not keep them, this call does."""
+    graph.replay(0, 0, None)
 
 
 def _step_s(backend: Backend, run: Callable[[], None]) -> float:

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -14,6 +16,9 @@ from trimaran.tools.device_bench.http_client import Share, drive, figures
 from trimaran.tools.device_bench.model_shapes import QWEN3_600M, write_model
 
 from ..server import free_port
+
+if TYPE_CHECKING:
+    from trimaran.device_workers.platforms.contract import Backend
 
 TINY = {
     "hidden_size": 64,
@@ -157,6 +162,27 @@ def test_variants_of_choices() -> None:
     }
     with pytest.raises(SystemExit, match=r"write KERNEL\.FIELD=VALUE"):
         tune_decodes.variants_of(["rows=3"], [])
+
+
+def test_a_recorded_step_keeps_its_tensors() -> None:
+    """Else the next variant's tensors take their memory, and a replay reads block tables that are none."""
+
+    class Recorder:
+        def capture_graph(self, run: Callable[[], None]) -> "Recorder":
+            run()
+            return self
+
+        def replay(self, *_: object) -> None: ...
+
+    class Step:
+        def __call__(self) -> None: ...
+
+    step = Step()
+    kept = weakref.ref(step)
+    replay = tune_decodes._recorded(cast("Backend", Recorder()), step)
+    del step
+    replay()
+    assert kept() is not None
 
 
 def test_a_server_that_is_gone_is_a_bad_answer_for_each_request() -> None:
