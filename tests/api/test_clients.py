@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import instructor
 import jsonschema_rs
 import pytest
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
@@ -246,13 +249,8 @@ def test_s6_streamed_and_plain_agree(
             assert [call["name"] for call in choice["calls"]] == ["get_weather", "write_file"]
 
 
-def test_langchain(calling: Server) -> None:
-    langchain = pytest.importorskip("langchain_openai")
-    from langchain_core.messages import HumanMessage, ToolMessage
-
-    model = langchain.ChatOpenAI(
-        base_url=f"{calling.url}/v1", api_key="none", model="smol", max_retries=0, max_tokens=900
-    )
+def test_t3_langchain(calling: Server) -> None:
+    model = ChatOpenAI(base_url=f"{calling.url}/v1", api_key="none", model="smol", max_retries=0, max_tokens=900)
     bound = model.bind_tools(TOOLS)
     message = bound.invoke("What is the weather?")
     assert [(call["name"], call["args"]) for call in message.tool_calls] == CALLS
@@ -271,7 +269,6 @@ def test_langchain(calling: Server) -> None:
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
 def test_instructor(calling: Server, mode: str) -> None:
-    instructor = pytest.importorskip("instructor")
     client = instructor.from_openai(calling.openai, mode=instructor.Mode[mode])
     found = client.chat.completions.create(
         model="smol", messages=ASK, response_model=Weather, max_tokens=300, max_retries=0

@@ -44,6 +44,15 @@ def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
+@pytest.fixture(scope="module")
+def spelt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Its vocabulary has no token for the tags of calls, nor for the end of reasoning: they come in pieces."""
+    directory = vocabularies.byte_level_chatml(tmp_path_factory.mktemp("spelt"))
+    (directory / "chat_template.jinja").write_text(vocabularies.TOOL_CHATML)
+    with serving(directory) as served:
+        yield served
+
+
 def ask(served: Served, **fields: Any) -> dict[str, Any]:
     answer = served.http.post(CHAT, json={**ASK, **fields})
     assert answer.status_code == 200, answer.text
@@ -124,6 +133,14 @@ def test_t1_t2_calls(hermes: Served) -> None:
     [choice], _ = both(hermes, tools=TOOLS)
     assert choice["content"] == "I look." and calls(choice) == [PARIS, hard]
     assert choice["finish_reason"] == "tool_calls"
+
+
+def test_t1_t4_tags_that_come_in_pieces(spelt: Served) -> None:
+    hard = ("write-file", HARD)
+    spelt.says("<think>\nHm.\n</think>\n\nI look.\n\n" + written("hermes", [PARIS, hard]))
+    [choice], usage = both(spelt, tools=TOOLS)
+    assert choice["reasoning_content"] == "Hm." and choice["content"] == "I look." and calls(choice) == [PARIS, hard]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] > 5
 
 
 def test_t1_control_tokens_that_are_tags(mistral: Served) -> None:
@@ -352,6 +369,19 @@ def test_t5_grammars_start_behind_reasoning(hermes: Served) -> None:
         assert free is not None and (free.starts_after, free.opened_by) == ((end,), start)
         assert begun is not None and (begun.starts_after, begun.opened_by) == ((end,), None)
         assert over is not None and (over.starts_after, over.opened_by) == ((), None)
+
+
+def test_t5_the_end_of_reasoning_may_be_several_tokens(spelt: Served) -> None:
+    end = tuple(spelt.model.tokenizer.encode("</think>", add_special_tokens=False))
+    spelt.says('<think>Free.</think>{"a": 1}')
+    grammar = grammar_of(spelt, response_format={"type": "json_object"})
+    assert len(end) > 1 and grammar is not None and grammar.starts_after == end
+
+
+def test_v6_schemas_of_tools_have_a_limit(hermes: Served) -> None:
+    large = {"type": "object", "properties": {"x" * (1 << 20): {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": large}}]
+    check_refused(hermes.http.post(CHAT, json={**ASK, "tools": tools, "tool_choice": "required"}), "tools")
 
 
 def test_a_schema_or_a_call(hermes: Served) -> None:
