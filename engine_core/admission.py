@@ -55,6 +55,7 @@ def admit(
     ids = [*submit.sampling.end_token_ids, *submit.sampling.stop_token_ids]
     ids += [token_id for token_id, _ in submit.sampling.logit_bias]
     ids += [*submit.sampling.allowed_token_ids, *itertools.chain.from_iterable(submit.sampling.bad_token_ids)]
+    ids += [] if submit.sampling.thought is None else [submit.sampling.thought.end_id]
     if any(not 0 <= token_id < door.vocab_size for token_id in ids):
         return reject(RejectKind.INVALID, f"a token id of the sampling is outside the vocabulary of {door.vocab_size}")
     if not all(submit.sampling.bad_token_ids):

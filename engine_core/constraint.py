@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..ipc.conditions import TrimaranError
-from ..ipc.sampling import Grammar, Sampling
+from ..ipc.sampling import Grammar, Sampling, ThoughtLimit
 from .grammar_compiler import CompiledGrammar
 from .grammar_limits import mask_bytes
 
@@ -179,19 +179,55 @@ class TokenRules:
             raise ConstraintFailed("allowed_token_ids and bad_words leave no token that may come next")
 
 
+class Thought:
+    """How far a sequence is in its reasoning."""
+
+    __slots__ = ("_end", "_end_id", "_is_over", "_num_left", "_start_id")
+
+    def __init__(self, limit: ThoughtLimit) -> None:
+        self._num_left = limit.max_tokens
+        self._start_id = limit.start_id  # None once it has begun
+        self._end_id = limit.end_id
+        self._end = TokenSet((limit.end_id,))
+        self._is_over = False
+
+    @property
+    def must_end(self) -> bool:
+        """Nothing but its end may come now."""
+        return self._num_left <= 0 and self._start_id is None and not self._is_over
+
+    def advance(self, tokens: list[int]) -> None:
+        """These were sampled."""
+        for token in tokens:
+            if self._is_over:
+                return
+            if self._start_id is not None:
+                self._is_over, self._start_id = token != self._start_id, None
+            else:
+                self._is_over = token == self._end_id
+                self._num_left -= 1
+
+    def fill(self, words: Array) -> None:
+        """The end alone."""
+        self._end.add_to(words)
+
+
 class Constraint:
     """All that says which tokens one sequence may take. Touched by the mask thread alone, but for `num_given`, the
     outputs that were given to it, which is the loop's.
     """
 
-    __slots__ = ("_num_tokens", "_rules", "_walk", "num_given", "num_words")
+    __slots__ = ("_num_tokens", "_rules", "_thought", "_walk", "num_given", "num_words")
 
-    def __init__(self, walk: GrammarWalk | None, rules: TokenRules | None, num_tokens: int) -> None:
+    def __init__(
+        self, walk: GrammarWalk | None, rules: TokenRules | None, thought: Thought | None, num_tokens: int
+    ) -> None:
         """`num_tokens` of the model's vocabulary, of which a grammar may know fewer."""
         self.num_given = 0
         self.num_words = num_words(num_tokens) if walk is None else max(num_words(num_tokens), walk.num_words)
         self._walk = walk
         self._rules = rules
+        self._thought = thought
         self._num_tokens = num_tokens
 
     def advance(self, tokens: list[int]) -> None:
@@ -200,9 +236,14 @@ class Constraint:
             self._walk.advance(tokens)
         if self._rules is not None:
             self._rules.advance(tokens)
+        if self._thought is not None:
+            self._thought.advance(tokens)
 
     def fill(self, words: Array) -> None:
         """Set the bits of the tokens that may come next; `words` is one row of zeros. Raises ConstraintFailed."""
+        if self._thought is not None and self._thought.must_end:
+            self._thought.fill(words)
+            return
         if self._walk is not None:
             self._walk.fill(words)
         else:
@@ -220,7 +261,9 @@ def constraint_of(
         assert grammar is not None
         walk = GrammarWalk(compiled, sampling, grammar.starts_after, grammar.opened_by)
     has_rules = sampling.allowed_token_ids or sampling.bad_token_ids
-    return Constraint(walk, TokenRules(sampling, num_tokens) if has_rules else None, num_tokens)
+    rules = TokenRules(sampling, num_tokens) if has_rules else None
+    thought = None if sampling.thought is None else Thought(sampling.thought)
+    return Constraint(walk, rules, thought, num_tokens)
 
 
 def allow_all(words: Array, num_tokens: int) -> None:

@@ -90,7 +90,8 @@ class Request:
     def is_masked(self) -> bool:
         """Whether its tokens are chosen under masks."""
         sampling = self.sampling
-        return bool(self.grammar is not None or sampling.allowed_token_ids or sampling.bad_token_ids)
+        has_rules = sampling.allowed_token_ids or sampling.bad_token_ids
+        return bool(has_rules or self.grammar is not None or sampling.thought is not None)
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:

@@ -5,6 +5,18 @@ from typing import Any
 from msgspec import Struct
 
 
+class ThoughtLimit(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """How many tokens a model may reason: then the token that ends its reasoning is the only one that may come.
+
+    Tokens between the two tags count. `start_id`: an output that does not begin with it has no reasoning; None: the
+    prompt has begun the reasoning.
+    """
+
+    max_tokens: int
+    end_id: int
+    start_id: int | None = None
+
+
 class Sampling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Settled, validated sampling of one request. Text (stop strings) stays in the frontend.
 
@@ -12,7 +24,7 @@ class Sampling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     `stop_token_ids` are the user's. Both end a sequence; the first kind is never shown as text.
     `max_tokens` counts output tokens and is always set. Temperature 0 is greedy. `top_k` 0 is off.
     `seed` is an unsigned word of 64 bits. `allowed_token_ids` are the only ones that may be sampled, unless there are
-    none; of `bad_token_ids` no run may come in the output.
+    none; of `bad_token_ids` no run may come in the output. `thought` goes before both.
     """
 
     max_tokens: int
@@ -32,6 +44,7 @@ class Sampling(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     num_prompt_logprobs: int | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    thought: ThoughtLimit | None = None
 
 
 class CallGrammar(Struct, frozen=True, kw_only=True):

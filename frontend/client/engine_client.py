@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import zmq
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ...ipc.actor import Actor
 from ...ipc.channel import DealerChannel
@@ -219,6 +219,8 @@ class EngineClient(Actor):
                 param=request.grammar_field,
             )
         sampling = settle(request.params, model, room)
+        if request.thought is not None:
+            sampling = structs.replace(sampling, thought=request.thought)
         generation = Generation(next(self._request_ids), request, model, self._finish_sequence, listener)
         generation.core_incarnation = state.incarnation
         self._live[generation.request_id] = generation

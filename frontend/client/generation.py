@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from ...ipc.frontend_messages import FinishReason
-from ...ipc.sampling import Grammar
+from ...ipc.sampling import Grammar, ThoughtLimit
 from ..text.detokenizer import Detokenizer, NoText
 from ..text.model_text import ModelText
 from ..text.stop_strings import StopMatcher, StopStrings
@@ -35,7 +35,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     """One prompt with its sampling. `is_continuation`: the output continues the prompt's text, as in completions.
     `grammar_field` is the field by which the client asked for the grammar, to be named where it cannot be honoured.
     `kept_controls` are the texts of control tokens that are shown even where such are skipped: a parser reads them.
-    `truncated_tokens` were cut off the prompt because the client asked for that.
+    `truncated_tokens` were cut off the prompt because the client asked for that. `thought` limits the reasoning.
     """
 
     prompt_token_ids: list[int]
@@ -47,6 +47,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     grammar_field: str = ""
     kept_controls: Mapping[int, str] = {}
     truncated_tokens: int | None = None
+    thought: ThoughtLimit | None = None
 
 
 class SequenceListener(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trimaran.ipc.sampling import CallGrammar, Grammar
+from trimaran.ipc.sampling import CallGrammar, Grammar, ThoughtLimit
 from trimaran.tests.api.conftest import Served, eventually, serving
 from trimaran.tests.api.test_answers import events
 from trimaran.tests.api.test_refusals import check_refused
@@ -282,6 +282,22 @@ def test_t4_a_limit_inside_reasoning(hermes: Served) -> None:
         assert "I think and think and think.".startswith(choice["reasoning_content"]) and choice["reasoning_content"]
         assert usage["completion_tokens"] == usage["completion_tokens_details"]["reasoning_tokens"] == 6
         assert ask(hermes, **fields)["choices"][0]["message"]["content"] is None
+
+
+def test_t4_a_budget_of_reasoning_tokens(hermes: Served, spelt: Served, served: Served) -> None:
+    [start], [end] = (hermes.model.tokenizer.encode(tag, add_special_tokens=False) for tag in ("<think>", "</think>"))
+    hermes.says("<think>Hm.</think>Yes.")
+    for thinks, start_id in ((None, start), (True, None)):
+        kwargs = None if thinks is None else {"enable_thinking": thinks}
+        ask(hermes, thinking_token_budget=5, chat_template_kwargs=kwargs)
+        assert hermes.core.submits[-1].sampling.thought == ThoughtLimit(max_tokens=5, end_id=end, start_id=start_id)
+    for nothing in ({}, {"thinking_token_budget": 5, "chat_template_kwargs": {"enable_thinking": False}}):
+        ask(hermes, **nothing)
+        assert hermes.core.submits[-1].sampling.thought is None
+    for other, wrong in ((hermes, -1), (spelt, 5), (served, 5)):
+        check_refused(other.http.post(CHAT, json={**ASK, "thinking_token_budget": wrong}), "thinking_token_budget")
+    completion = {"prompt": "x", "thinking_token_budget": 5}
+    check_refused(hermes.http.post("/v1/completions", json=completion), "thinking_token_budget")
 
 
 HISTORIES: tuple[Any, ...] = (None, "", [], ...)

@@ -5,6 +5,7 @@ from broken import Break
 PARSERS = ("tests/pure/test_parsing.py",)
 GRAMMARS = ("tests/pure/test_call_grammar.py",)
 SERVED = ("tests/api/test_tools.py",)
+LIMITS = ("tests/pure/test_constraints.py", "-k", "t4")
 FIELDS = ("tests/api/test_token_fields.py",)
 
 TOOL_BREAKS = (
@@ -238,5 +239,33 @@ TOOL_BREAKS = (
         "            self._num_given = self._sequence.num_tokens\n",
         "            pass\n",
         FIELDS,
+    ),
+    Break(
+        "T4: a thought goes on beyond its budget",
+        "engine_core/constraint.py",
+        "return self._num_left <= 0 and",
+        "return self._num_left < 0 and",
+        LIMITS,
+    ),
+    Break(
+        "T4: an answer without a thought is cut by its budget",
+        "engine_core/constraint.py",
+        "self._is_over, self._start_id = token != self._start_id, None",
+        "self._start_id = None",
+        LIMITS,
+    ),
+    Break(
+        "T4: a thought that has ended is ended again",
+        "engine_core/constraint.py",
+        "                self._is_over = token == self._end_id\n",
+        "",
+        LIMITS,
+    ),
+    Break(
+        "T4: a budget counts from the answer where the prompt has begun the thought",
+        "frontend/http/routes/chat.py",
+        "start_id=start[0] if thinking is Thinking.FREE else None",
+        "start_id=start[0]",
+        (*SERVED, "-k", "budget"),
     ),
 )

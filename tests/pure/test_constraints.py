@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimaran.device_workers.platforms.null_model import NullScript, expected_tokens
-from trimaran.engine_core.constraint import ConstraintFailed, GrammarWalk
+from trimaran.engine_core.constraint import Constraint, ConstraintFailed, GrammarWalk, constraint_of
 from trimaran.engine_core.grammar_compiler import CompiledGrammar
 from trimaran.engine_core.grammar_text import grammar_text
 from trimaran.engine_core.request import Request
 from trimaran.engine_core.token_bytes import TokenBytes
 from trimaran.ipc.frontend_messages import FailKind, FinishReason
-from trimaran.ipc.sampling import Grammar, Sampling
+from trimaran.ipc.sampling import Grammar, Sampling, ThoughtLimit
 from trimaran.ipc.worker_messages import StepError, StepErrorKind
 from trimaran.tests.pure.constrained import (
     CONTROL,
@@ -39,7 +39,7 @@ def sampling(**given: object) -> Sampling:
     return Sampling(**({"max_tokens": 50, "end_token_ids": ENDS} | given))  # type: ignore[arg-type]
 
 
-def allowed(constraint: GrammarWalk) -> set[int]:
+def allowed(constraint: GrammarWalk | Constraint) -> set[int]:
     words = np.zeros(constraint.num_words, np.uint32)
     constraint.fill(words)
     return set(np.nonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))[0].tolist())
@@ -121,6 +121,57 @@ def test_t5_the_mark_is_found_however_tokens_arrive(before: list[int], mark: lis
         constraint.advance(tokens[:count])
         tokens = tokens[count:]
     assert allowed(constraint) == {ord("a")}
+
+
+BEGIN_THOUGHT, END_THOUGHT = 10, CONTROL
+
+
+@pytest.mark.parametrize("start_id", [None, BEGIN_THOUGHT])
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_t4_a_thought_ends_at_its_limit(start_id: int | None, max_tokens: int) -> None:
+    limit = ThoughtLimit(max_tokens=max_tokens, end_id=END_THOUGHT, start_id=start_id)
+    constraint = constraint_of(sampling(thought=limit, bad_token_ids=((END_THOUGHT,),)), None, None, len(TOKENS))
+    anything = set(range(len(TOKENS))) - {END_THOUGHT}
+    if start_id is not None:
+        assert allowed(constraint) == anything, "it has not begun"
+        constraint.advance([start_id])
+    for _ in range(max_tokens):
+        assert allowed(constraint) == anything
+        constraint.advance([65])
+    assert allowed(constraint) == {END_THOUGHT}, "it ends, whatever else was asked for"
+    constraint.advance([END_THOUGHT])
+    for _ in range(9):
+        assert allowed(constraint) == anything
+        constraint.advance([65])
+
+
+def test_t4_an_answer_without_a_thought_has_no_limit() -> None:
+    limit = ThoughtLimit(max_tokens=1, end_id=END_THOUGHT, start_id=BEGIN_THOUGHT)
+    for begun, then in (([65], [BEGIN_THOUGHT, 65, 66]), ([BEGIN_THOUGHT, END_THOUGHT], [65, BEGIN_THOUGHT, 65, 66])):
+        constraint = constraint_of(sampling(thought=limit), None, None, len(TOKENS))
+        constraint.advance(begun)
+        constraint.advance(then)
+        assert len(allowed(constraint)) == len(TOKENS)
+
+
+def test_t4_t5_thoughts_with_limits_in_the_engine() -> None:
+    """With preemptions, beside others, and with a grammar that holds what follows."""
+    driver = Driver(num_blocks=30, num_rows=8)
+    limits = (0, 1, 7, 40)
+    for max_tokens in limits:
+        thought = ThoughtLimit(max_tokens=max_tokens, end_id=END_THOUGHT)
+        driver.submit([1, 2], made("choice", ["yes"]), starts_after=(END_THOUGHT,), n=2, thought=thought)
+        driver.submit([3], None, max_tokens=60, thought=thought, end_token_ids=())
+        driver.submit([4], None, max_tokens=60, end_token_ids=())
+    driver.run()
+    assert driver.engine.scheduler.num_preemptions
+    for place, max_tokens in enumerate(limits):
+        for key in ((3 * place, 0), (3 * place, 1), (3 * place + 1, 0)):
+            assert driver.answers[key].index(END_THOUGHT) <= max_tokens
+        for choice in (0, 1):
+            answer = driver.answers[3 * place, choice]
+            assert text_of(answer[answer.index(END_THOUGHT) + 1 :]) == b"yes"
+        assert len(driver.answers[3 * place + 1, 0]) == 60
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from ....ipc.sampling import Grammar
+from ....ipc.sampling import Grammar, ThoughtLimit
 from ...client.generation import Generation, GenerationRequest, SequenceListener, SequenceOutput
 from ...client.refusals import RequestRefused
 from ...client.sampling import check_limits, check_prompt_logprobs
@@ -80,6 +80,7 @@ class ChatRoute:
             grammar_field="" if use.constraint is None else use.constraint.field,
             kept_controls=model.parsers.kept(with_tools=bool(use.names)),
             truncated_tokens=num_cut,
+            thought=_thought_limit(request.thinking_token_budget, model, thinking),
         )
         return generation, thinking
 
@@ -93,6 +94,29 @@ def _behind_reasoning(grammar: Grammar, model: ServedModel, thinking: Thinking) 
     if thinking is Thinking.BEGUN:
         return msgspec.structs.replace(grammar, starts_after=end)
     return msgspec.structs.replace(grammar, starts_after=end, opened_by=start[0]) if len(start) == 1 else grammar
+
+
+def _thought_limit(budget: int | None, model: ServedModel, thinking: Thinking) -> ThoughtLimit | None:
+    """None: nothing is to be limited. Raises RequestRefused."""
+    if budget is None:
+        return None
+    form, tokenizer = model.parsers.reasoning_format, model.text.tokenizer
+    if form is None:
+        raise RequestRefused(
+            "thinking_token_budget: this model's chat template does not show how it reasons; leave it out, or start "
+            "the server with --reasoning-parser",
+            param="thinking_token_budget",
+        )
+    if thinking is Thinking.OVER:
+        return None
+    start, end = (tokenizer.encode(tag, add_special_tokens=False) for tag in form.tags)
+    if len(start) > 1 or len(end) > 1:
+        raise RequestRefused(
+            f"thinking_token_budget: this model has no tokens for {form.start} and {form.end}, so their place in the "
+            "answer is not known to the engine; leave it out",
+            param="thinking_token_budget",
+        )
+    return ThoughtLimit(max_tokens=budget, end_id=end[0], start_id=start[0] if thinking is Thinking.FREE else None)
 
 
 class ChatAnswer:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ...client.sampling import TokenCount
+from ...client.sampling import Count, TokenCount
 from .generation import NumLogprobs, OptionalPromptLogprobs, UnsupportedInChat, Usage
 
 
@@ -87,6 +87,7 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Count | None = None
     documents: list[dict[str, Any]] | None = None
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None

@@ -1,6 +1,6 @@
 """Text completions."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -17,6 +17,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
     suffix: str | None = None
+    thinking_token_budget: Any = None
     add_special_tokens: bool | None = None
 
 

@@ -117,7 +117,6 @@ class UnsupportedInChat(GenerationFields, kw_only=True):
     reasoning: Any = None
     reasoning_effort: Any = None
     thinking: Any = None
-    thinking_token_budget: Any = None
     verbosity: Any = None
     web_search_options: Any = None
     mm_processor_kwargs: Any = None

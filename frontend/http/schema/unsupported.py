@@ -37,14 +37,13 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "reasoning": (),
     "reasoning_effort": (),
     "thinking": (),
-    "thinking_token_budget": (),
     "verbosity": ("medium",),
     "web_search_options": (),
     "mm_processor_kwargs": ({},),
     "echo": (False,),
     "add_special_tokens": (False,),
 }
-COMPLETIONS: Mapping[str, tuple[Any, ...]] = {"suffix": ("",)}
+COMPLETIONS: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "thinking_token_budget": ()}
 
 
 class UnsupportedInGeneration(ConstraintFields, kw_only=True):
