@@ -119,6 +119,7 @@ def test_malformed_json(served: Served, body: bytes) -> None:
 
 def test_v3_max_tokens(served: Served) -> None:
     served.says("word " * 4000, ends=False)
+    served.core.step_s = 0.0
     for body in ({"prompt": "x"}, {"prompt": "x", "max_tokens": None}):
         answer = served.http.post("/v1/completions", json=body).json()
         assert answer["usage"]["total_tokens"] == CONTEXT
@@ -155,6 +156,7 @@ def test_v4_empty_and_wrong_messages(served: Served, messages: Any) -> None:
 
 def test_v5_l5_context(served: Served) -> None:
     served.says("word " * 4000, ends=False)
+    served.core.step_s = 0.0
     capped = served.http.post("/v1/completions", json={"prompt": [5] * (CONTEXT - 10), "max_tokens": 500}).json()
     assert capped["usage"]["completion_tokens"] == 10 and capped["choices"][0]["finish_reason"] == "length"
     for body, numbers in (
