@@ -133,6 +133,8 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     matryoshka: bool = False
     reranker: bool = False
     control_tokens_in_content: bool = False
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 class FrontendConfiguration(Struct, frozen=True, kw_only=True, tag="frontend"):

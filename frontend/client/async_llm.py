@@ -13,17 +13,23 @@ from msgspec.structs import replace
 from ...ipc.configuration import RequestRules
 from ...ipc.control import CoreLost, CoreStarted, ModelKnown, PhaseNotice, ToChild
 from ...ipc.frontend_messages import RejectKind
+from ..parsing.choosing import Parsers
 from ..text.encoding import TextWork
 from ..text.model_text import ModelText
-from .constraints import constraint_of
+from .chat_form import ChatForm
+from .constraints import Constraint, constraint_of
 from .embedder import Embedder, EncodingWishes
 from .engine_client import EngineClient
 from .engine_host import EngineHost, OpenHost, supervised
 from .generation import Generation, GenerationListener, GenerationRequest, SequenceOutput
 from .outputs import EmbeddingOutput, RequestOutput, request_output
+from .parsed_choice import ParsedChoice
 from .refusals import RequestRefused, first_cause
 from .sampling import SamplingParams, check_limits, check_prompt_logprobs
 from .scores import PairWishes, scorer_for
+from .thinking import Thinking, thinking_after
+from .tool_use import ToolWishes, tool_use
+from .tools import template_call, template_tool
 from .vectors import settle_form
 
 Prompt = str | Sequence[int]
@@ -50,6 +56,7 @@ class AsyncLLM:
         self._host: EngineHost | None = None
         self._client: EngineClient | None = None
         self._model: ModelText | None = None
+        self._parsers = Parsers()
         self._core_started: asyncio.Future[int] | None = None
         self._model_known: asyncio.Future[ModelKnown] | None = None
 
@@ -94,15 +101,37 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Continue a text or token ids. Raises RequestRefused, RequestFailed."""
         ids = await self._encoded(prompt)
-        generation = self._submit(ids, params, priority, cache_salt, is_continuation=True)
+        request = self._request(ids, params, is_continuation=True)
+        generation = self._submit(replace(request, priority=priority, cache_salt=cache_salt))
         return await self._finished(generation, prompt if isinstance(prompt, str) else None)
 
     async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, **template_arguments: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        thinking_token_budget: int | None = None,
+        **template_arguments: Any,
     ) -> RequestOutput:
-        """Answer a conversation. Raises RequestRefused, RequestFailed, TemplateRefusal."""
-        ids = await self._rendered(messages, template_arguments)
-        return await self._finished(self._submit(ids, params, 0, None, is_continuation=False), None)
+        """Answer a conversation. Tools, their choice and the budget are those of the HTTP API, and the answer is parted
+        into reasoning, calls and text as there. Raises RequestRefused, RequestFailed, TemplateRefusal.
+        """
+        request = self._request([], params, is_continuation=False)
+        wishes = ToolWishes.of(tools, tool_choice, parallel_tool_calls)
+        asked = None if request.grammar is None else Constraint(request.grammar_field, request.grammar)
+        use = tool_use(wishes, asked, self._parsers, self._rules.limits)
+        shown = {"tools": [template_tool(tool) for tool in wishes.shown]} if wishes.shown else {}
+        prompt, thinking = await self._rendered(messages, {**template_arguments, **shown})
+        form = ChatForm(self._parsers, use, thinking)
+        request = form.asked(
+            replace(request, prompt_token_ids=prompt), self._text().tokenizer, _budget(thinking_token_budget)
+        )
+        listener = _ChatListener(form) if form.is_parsed and request.params.detokenize else None
+        generation = self._submit(request, listener)
+        return await self._finished(generation, None, None if listener is None else listener.choices)
 
     async def embed(
         self,
@@ -156,7 +185,7 @@ class AsyncLLM:
                 "detokenize: a stream of text needs text; leave it True, or use stream_token_ids", param="detokenize"
             )
         ids = await self._encoded(prompt)
-        generation = self._submit(ids, params, 0, None, is_continuation=True, listener=listener)
+        generation = self._submit(self._request(ids, params, is_continuation=True), listener)
         try:
             while (piece := await listener.pieces.get()) is not None:
                 yield piece
@@ -172,7 +201,7 @@ class AsyncLLM:
         listener = _TokenListener()
         ids = await self._encoded(prompt)
         without_text = replace(_for_stream(params), detokenize=False)
-        generation = self._submit(ids, without_text, 0, None, is_continuation=True, listener=listener)
+        generation = self._submit(self._request(ids, without_text, is_continuation=True), listener)
         try:
             while new := await listener.next():
                 yield new
@@ -224,6 +253,12 @@ class AsyncLLM:
             matryoshka=self._rules.matryoshka,
             reranker=self._rules.reranker,
         )
+        self._parsers = Parsers.chosen(
+            None if self._model.template is None else self._model.template.source,
+            self._model.tokenizer.control_texts,
+            tools=self._rules.tool_parser,
+            reasoning=self._rules.reasoning_parser,
+        )
         incarnation = await self._core_started
         self._client = EngineClient(
             core_address=host.core_address,
@@ -274,58 +309,69 @@ class AsyncLLM:
         tokenizer = self._text().tokenizer
         return await self._text_work.run(len(prompt), lambda: tokenizer.encode(prompt, add_special_tokens=True))
 
-    async def _rendered(self, messages: Messages, arguments: Mapping[str, Any]) -> list[int]:
+    async def _rendered(self, messages: Messages, arguments: Mapping[str, Any]) -> tuple[list[int], Thinking]:
         model = self._text()
         template = model.template
         if template is None:
             raise RequestRefused("this model has no chat template; pass chat_template=FILE", param="messages")
         if not all(isinstance(message, Mapping) for message in messages):
             raise RequestRefused('messages: give a list of {"role": ..., "content": ...}', param="messages")
-        chat = [dict(message) for message in messages]
+        chat = [_template_message(message) for message in messages]
         texts = [content for message in chat if isinstance(content := message.get("content"), str)]
         for text in texts:
             _check_text(text, "messages")
 
-        def work() -> list[int]:
+        def work() -> tuple[list[int], Thinking]:
             rendered = template.render(
                 chat, control_tokens_in_content=self._rules.control_tokens_in_content, arguments=arguments
             )
-            return model.tokenizer.encode_rendered(rendered)
+            thinking = thinking_after(rendered, None, self._parsers.reasoning_format)
+            return model.tokenizer.encode_rendered(rendered), thinking
 
-        return await self._text_work.run(sum(map(len, texts)), work)
+        return await self._text_work.run(sum(map(len, texts)) + len(repr(arguments)), work)
 
-    def _submit(
-        self,
-        ids: list[int],
-        params: SamplingParams | None,
-        priority: int,
-        cache_salt: str | None,
-        *,
-        is_continuation: bool,
-        listener: GenerationListener | None = None,
-    ) -> Generation:
+    def _request(self, ids: list[int], params: SamplingParams | None, *, is_continuation: bool) -> GenerationRequest:
+        """Raises RequestRefused."""
         checked = _given(params).checked()
         check_limits(checked, self._rules.limits)
-        check_prompt_logprobs(checked, len(ids), self._rules.limits)
         constraint = constraint_of(checked.structured_outputs, self._rules.limits)
-        request = GenerationRequest(
+        return GenerationRequest(
             prompt_token_ids=ids,
             params=checked,
-            priority=priority,
-            cache_salt=cache_salt,
             is_continuation=is_continuation,
             grammar=None if constraint is None else constraint.grammar,
             grammar_field="" if constraint is None else constraint.field,
         )
+
+    def _submit(self, request: GenerationRequest, listener: GenerationListener | None = None) -> Generation:
+        check_prompt_logprobs(request.params, len(request.prompt_token_ids), self._rules.limits)
         return self._ready_client().submit(request, self._text(), listener)
 
-    async def _finished(self, generation: Generation, prompt: str | None) -> RequestOutput:
+    async def _finished(
+        self, generation: Generation, prompt: str | None, parsed: Sequence[ParsedChoice] | None = None
+    ) -> RequestOutput:
         try:
             await generation.wait()
         finally:
             if not generation.has_ended:
                 self._ready_client().abort(generation)
-        return request_output(prompt, generation)
+        return request_output(prompt, generation, parsed)
+
+
+class _ChatListener:
+    """Parts the choices of an answer."""
+
+    def __init__(self, form: ChatForm) -> None:
+        self.choices: list[ParsedChoice] = []
+        self._form = form
+
+    def open_sequence(self, sequence: SequenceOutput) -> ParsedChoice:
+        """One choice begins."""
+        self.choices.append(self._form.open_choice(sequence))
+        return self.choices[-1]
+
+    def end(self, generation: Generation) -> None:
+        """Whoever waits for it knows."""
 
 
 class _QueueListener:
@@ -403,6 +449,21 @@ def _for_stream(params: SamplingParams | None) -> SamplingParams:
     if given.n != 1:
         raise RequestRefused(f"n: a stream has one choice, not {given.n}; use generate, or stream several", param="n")
     return given
+
+
+def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """As templates want it: with content, and arguments of calls as objects."""
+    told = {**message, "content": message.get("content") or ""}
+    calls = message.get("tool_calls")
+    return told if not isinstance(calls, list) else {**told, "tool_calls": [template_call(call) for call in calls]}
+
+
+def _budget(given: Any) -> int | None:
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 0):
+        return given
+    raise RequestRefused(
+        f"thinking_token_budget: give a number of tokens, 0 or more, not {given!r:.40}", param="thinking_token_budget"
+    )
 
 
 def _token_ids(prompt: Prompt) -> list[int]:

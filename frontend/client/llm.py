@@ -100,12 +100,14 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         show_progress: bool = True,
-        **template_arguments: Any,
+        **arguments: Any,
     ) -> list[RequestOutput]:
-        """Answer each conversation, in the given order. Raises RequestRefused, RequestFailed, TemplateRefusal."""
+        """Answer each conversation, in the given order; `arguments` (`tools` among them) are those of `AsyncLLM.chat`.
+        Raises RequestRefused, RequestFailed, TemplateRefusal.
+        """
         listed: list[Any] = [messages] if messages and isinstance(messages[0], dict) else list(messages)
         calls = [
-            partial(self._engine.chat, conversation, chosen, **template_arguments)
+            partial(self._engine.chat, conversation, chosen, **arguments)
             for conversation, chosen in zip(listed, _spread(params, len(listed)), strict=True)
         ]
         return self._run_all(calls, show_progress)

@@ -1,17 +1,22 @@
 """What the offline API gives back."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from .generation import Generation, SequenceOutput, TokenLogprob
+from .parsed_choice import ParsedChoice
+from .tools import ToolCall
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class CompletionOutput(Struct, frozen=True, kw_only=True):
-    """One choice. `logprobs` has an entry per shown token, where they were asked for."""
+    """One choice. `logprobs` has an entry per shown token, where they were asked for. In chat `text` is what is neither
+    `reasoning` nor a call.
+    """
 
     index: int
     text: str
@@ -19,6 +24,8 @@ class CompletionOutput(Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprob] | None = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = []
 
 
 class EmbeddingOutput(Struct, frozen=True, kw_only=True):
@@ -39,27 +46,43 @@ class RequestOutput(Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
-def request_output(prompt: str | None, generation: Generation) -> RequestOutput:
-    """Of a generation that has finished."""
+def request_output(
+    prompt: str | None, generation: Generation, parsed: Sequence[ParsedChoice] | None = None
+) -> RequestOutput:
+    """Of a generation that has finished; `parsed` are its choices, where a parser read them."""
+    if parsed is None:
+        outputs = [_completion(sequence, generation.text(sequence.choice)) for sequence in generation.sequences]
+    else:
+        outputs = [_parted(sequence, choice) for sequence, choice in zip(generation.sequences, parsed, strict=True)]
     return RequestOutput(
         prompt=prompt,
         prompt_token_ids=generation.request.prompt_token_ids,
-        outputs=[_completion(generation, sequence) for sequence in generation.sequences],
+        outputs=outputs,
         cached_tokens=generation.cached_tokens,
         prompt_logprobs=_prompt_logprobs(generation),
     )
 
 
-def _completion(generation: Generation, sequence: SequenceOutput) -> CompletionOutput:
+def _completion(sequence: SequenceOutput, text: str) -> CompletionOutput:
     assert sequence.finish_reason is not None
-    asked = generation.request.params.logprobs is not None
+    asked = sequence.generation.request.params.logprobs is not None
     return CompletionOutput(
         index=sequence.choice,
-        text=generation.text(sequence.choice),
+        text=text,
         token_ids=sequence.token_ids,
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         logprobs=sequence.take_logprobs() if asked else None,
+    )
+
+
+def _parted(sequence: SequenceOutput, parsed: ParsedChoice) -> CompletionOutput:
+    assert parsed.finish_reason is not None
+    return structs.replace(
+        _completion(sequence, parsed.content or ""),
+        reasoning=parsed.reasoning,
+        tool_calls=parsed.calls,
+        finish_reason=parsed.finish_reason,
     )
 
 

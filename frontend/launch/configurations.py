@@ -50,6 +50,8 @@ def request_rules(options: Options) -> RequestRules:
         matryoshka=options.matryoshka,
         reranker=options.reranker,
         control_tokens_in_content=options.control_tokens_in_content,
+        tool_parser=options.tool_parser,
+        reasoning_parser=options.reasoning_parser,
     )
 
 

@@ -1,10 +1,13 @@
 """LLM and AsyncLLM over a scripted core, without HTTP."""
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from trimaran.frontend.client.async_llm import AsyncLLM
@@ -17,6 +20,8 @@ from trimaran.ipc.conditions import Refusal
 from trimaran.ipc.control import CoreLost, CoreStarted, ModelKnown
 from trimaran.tests.api.conftest import limits_of
 from trimaran.tests.api.fake_core import FakeCore, echo
+from trimaran.tests.pure import vocabularies
+from trimaran.tests.pure.parsed_answers import HARD, written
 
 
 class ScriptedHost:
@@ -123,6 +128,49 @@ def test_wrong_sampling_names_the_field(llm: LLM, params: SamplingParams, named:
     with pytest.raises(RequestRefused, match=named):
         llm.generate("x", params, show_progress=False)
     assert llm.generate("x", show_progress=False)[0].outputs[0].text == "x"
+
+
+def test_t1_t4_tools_and_reasoning(tmp_path: Path) -> None:
+    """As over HTTP: the prompt tells of the tools, the answer is parted, grammars and budgets are asked for."""
+    directory = vocabularies.byte_level_tools(tmp_path)
+    model = ModelText.load(directory)
+    [end] = model.tokenizer.encode("</think>", add_special_tokens=False)
+    said = "<think>Hm.</think>I look. " + written("hermes", [("write-file", HARD), ("write-file", {})])
+    ids = model.tokenizer.encode(said, add_special_tokens=False)
+    tools = [{"type": "function", "function": {"name": "write-file", "parameters": {"type": "object"}}}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+    with tempfile.TemporaryDirectory(prefix="tri") as run_directory:
+        core = FakeCore(Path(run_directory), limits_of(model)).start()
+        core.script = lambda submit, prompt, choice: [*ids, *submit.sampling.end_token_ids[:1]]
+        with LLM(host=opening(core, directory)) as llm:
+            [output] = llm.chat(messages, SamplingParams(n=2), tools=tools, thinking_token_budget=9)
+            for choice in output.outputs:
+                assert (choice.reasoning, choice.text, choice.finish_reason) == ("Hm.", "I look.", "tool_calls")
+                called = [(call.function.name, json.loads(call.function.arguments)) for call in choice.tool_calls]
+                assert called == [("write-file", HARD), ("write-file", {})]
+            thought, grammar = core.submits[-1].sampling.thought, core.submits[-1].grammar
+            assert thought is not None and (thought.max_tokens, thought.end_id) == (9, end) and grammar is None
+            calls = [msgspec.to_builtins(call) for call in choice.tool_calls[:1]]
+            messages += [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "content": "ok"}]
+            [output] = llm.chat(messages, tools=tools, tool_choice="required", parallel_tool_calls=False)
+            assert len(output.outputs[0].tool_calls) == 1
+            grammar = core.submits[-1].grammar
+            assert grammar is not None and grammar.kind == "tool_calls" and grammar.starts_after == (end,)
+            prompt = model.tokenizer.decode(core.prompts[-1], skip_special_tokens=False)
+            assert '"name": "write-file"' in prompt and '<tool_call>write-file {"tags": ' in prompt
+            [output] = llm.chat(messages, tools=tools, tool_choice="none")
+            assert not output.outputs[0].tool_calls and "</tool_call>" in output.outputs[0].text
+            assert len(core.prompts[-1]) < len(core.prompts[-2]), "tools that may not be called are not in the prompt"
+            for wrong, named in (
+                ({"tools": [{"type": "search"}]}, "tools"),
+                ({"tools": tools, "tool_choice": "often"}, "tool_choice"),
+                ({"tool_choice": "required"}, "tool_choice"),
+                ({"thinking_token_budget": -1}, "thinking_token_budget"),
+            ):
+                with pytest.raises(RequestRefused, match=named) as refused:
+                    llm.chat(messages, **wrong)
+                assert (refused.value.param or "").startswith(named)
+        core.stop()
 
 
 def test_without_detokenizing_there_are_ids_alone(llm: LLM) -> None:

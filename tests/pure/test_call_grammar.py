@@ -9,7 +9,7 @@ import pytest
 from trimaran.engine_core.constraint import GrammarWalk
 from trimaran.engine_core.grammar_text import grammar_text
 from trimaran.frontend.client.refusals import RequestRefused
-from trimaran.frontend.http.routes.tool_use import tool_use
+from trimaran.frontend.client.tool_use import tool_use
 from trimaran.frontend.http.schema.chat import ChatRequest
 from trimaran.frontend.parsing.choosing import Parsers
 from trimaran.frontend.parsing.tool_formats import TOOL_FORMATS
@@ -28,6 +28,7 @@ TEMPLATES = {
     "plain_json": ["tools"],
 }
 FORMS = [(form, template) for form, templates in TEMPLATES.items() for template in templates]
+LIMITS = RequestLimits()
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -44,7 +45,9 @@ def asked(template: str, parameters: Any = CITY, controls: dict[str, int] | None
         **fields,
     }
     request = msgspec.convert(body, ChatRequest)
-    constraint = tool_use(request, Parsers.chosen(template, controls or {}), RequestLimits()).constraint
+    constraint = tool_use(
+        request.tool_wishes(), request.constraint(LIMITS), Parsers.chosen(template, controls or {}), LIMITS
+    ).constraint
     assert constraint is not None and constraint.grammar.kind == "tool_calls"
     return msgspec.json.decode(constraint.grammar.source, type=CallGrammar)
 

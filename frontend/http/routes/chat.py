@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from ....ipc.sampling import Grammar, ThoughtLimit
+from ...client.chat_form import ChatForm
 from ...client.generation import Generation, GenerationRequest, SequenceListener, SequenceOutput
+from ...client.parsed_choice import ParsedChoice
 from ...client.refusals import RequestRefused
 from ...client.sampling import check_limits, check_prompt_logprobs
-from ...parsing.answer_parser import AnswerParser
+from ...client.tool_use import ToolUse, tool_use
 from ..asgi import Exchange, Receive, Scope, read_json_body
 from ..event_stream import DONE, EventStream
 from ..schema.chat import (
@@ -23,11 +24,10 @@ from ..schema.chat import (
 from ..schema.generation import NO_PROMPT_LOGPROBS, Usage, usage
 from ..schema.unsupported import CHAT, GENERATION, refuse_unsupported
 from ..serving import ServedModel, Serving, new_id
-from .chat_prompt import Thinking, chat_prompt
+from .chat_prompt import chat_prompt
 from .generating import run_stream, run_whole
 from .logprobs import LogprobForms, num_entries
-from .parsed_choices import ParsedChoice, ParsedChoiceStream
-from .tool_use import ToolUse, tool_use
+from .parsed_choices import ParsedChoiceStream, message_of
 from .truncation import cut_prompt
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
@@ -47,9 +47,9 @@ class ChatRoute:
         request = _DECODER.decode(await read_json_body(scope, receive, serving.limits.max_body_bytes))
         serving.check_model_name(request.model)
         refuse_unsupported(request, CHAT, GENERATION)
-        use = tool_use(request, model.parsers, serving.limits)
-        generation, thinking = await self._generation_request(request, model, use)
-        answer = ChatAnswer(request, model, use, thinking)
+        use = tool_use(request.tool_wishes(), request.constraint(serving.limits), model.parsers, serving.limits)
+        generation, form = await self._generation_request(request, model, use)
+        answer = ChatAnswer(request, model, form)
         if request.stream:
             await run_stream(serving, model.text, [generation], "messages", answer, receive, exchange)
             return
@@ -60,7 +60,7 @@ class ChatRoute:
 
     async def _generation_request(
         self, request: ChatRequest, model: ServedModel, use: ToolUse
-    ) -> tuple[GenerationRequest, Thinking]:
+    ) -> tuple[GenerationRequest, ChatForm]:
         request.check_stream_fields()
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestRefused("top_logprobs: only allowed with logprobs true", param="top_logprobs")
@@ -76,53 +76,16 @@ class ChatRoute:
             params=params,
             priority=request.priority or 0,
             cache_salt=request.cache_salt,
-            grammar=None if use.constraint is None else _behind_reasoning(use.constraint.grammar, model, thinking),
-            grammar_field="" if use.constraint is None else use.constraint.field,
-            kept_controls=model.parsers.kept(with_tools=bool(use.names)),
             truncated_tokens=num_cut,
-            thought=_thought_limit(request.thinking_token_budget, model, thinking),
         )
-        return generation, thinking
-
-
-def _behind_reasoning(grammar: Grammar, model: ServedModel, thinking: Thinking) -> Grammar:
-    """The same grammar for the answer alone, where reasoning comes before it."""
-    form, tokenizer = model.parsers.reasoning_format, model.text.tokenizer
-    if form is None or thinking is Thinking.OVER:
-        return grammar
-    start, end = (tuple(tokenizer.encode(tag, add_special_tokens=False)) for tag in form.tags)
-    if thinking is Thinking.BEGUN:
-        return msgspec.structs.replace(grammar, starts_after=end)
-    return msgspec.structs.replace(grammar, starts_after=end, opened_by=start[0]) if len(start) == 1 else grammar
-
-
-def _thought_limit(budget: int | None, model: ServedModel, thinking: Thinking) -> ThoughtLimit | None:
-    """None: nothing is to be limited. Raises RequestRefused."""
-    if budget is None:
-        return None
-    form, tokenizer = model.parsers.reasoning_format, model.text.tokenizer
-    if form is None:
-        raise RequestRefused(
-            "thinking_token_budget: this model's chat template does not show how it reasons; leave it out, or start "
-            "the server with --reasoning-parser",
-            param="thinking_token_budget",
-        )
-    if thinking is Thinking.OVER:
-        return None
-    start, end = (tokenizer.encode(tag, add_special_tokens=False) for tag in form.tags)
-    if len(start) > 1 or len(end) > 1:
-        raise RequestRefused(
-            f"thinking_token_budget: this model has no tokens for {form.start} and {form.end}, so their place in the "
-            "answer is not known to the engine; leave it out",
-            param="thinking_token_budget",
-        )
-    return ThoughtLimit(max_tokens=budget, end_id=end[0], start_id=start[0] if thinking is Thinking.FREE else None)
+        form = ChatForm(model.parsers, use, thinking)
+        return form.asked(generation, model.text.tokenizer, request.thinking_token_budget), form
 
 
 class ChatAnswer:
     """The answer to one chat request, whole or as events."""
 
-    def __init__(self, request: ChatRequest, model: ServedModel, use: ToolUse, thinking: Thinking) -> None:
+    def __init__(self, request: ChatRequest, model: ServedModel, form: ChatForm) -> None:
         self.id = new_id("chatcmpl")
         self._created = int(time.time())
         self._model = model.name
@@ -132,10 +95,7 @@ class ChatAnswer:
         self.has_running_usage = options is not None and bool(options.continuous_usage_stats)
         self.num_top = (request.top_logprobs or 0) if request.logprobs else None
         self.forms = LogprobForms(model.text.tokenizer, request.skip_special_tokens is not False)
-        self._use = use
-        self._is_begun = thinking is Thinking.BEGUN
-        self._tool_format = model.parsers.tool_format if use.names else None
-        self._reasoning_format = model.parsers.reasoning_format
+        self._form = form
         self._shows_reasoning = request.include_reasoning is not False
         self._parsed: list[ParsedChoice] = []
         self.gives_token_ids = bool(request.return_token_ids)
@@ -143,18 +103,13 @@ class ChatAnswer:
     @property
     def is_parsed(self) -> bool:
         """Whether text may hold reasoning or calls."""
-        return self._tool_format is not None or self._reasoning_format is not None
+        return self._form.is_parsed
 
     def open_parsed(self, prompt: int, sequence: SequenceOutput) -> ParsedChoice:
         """One choice of a plain answer."""
-        choice = ParsedChoice(
-            self._parser(), sequence, is_single=self._use.is_single, shows_reasoning=self._shows_reasoning
-        )
+        choice = self._form.open_choice(sequence, shows_reasoning=self._shows_reasoning)
         self._parsed.append(choice)
         return choice
-
-    def _parser(self) -> AnswerParser:
-        return AnswerParser(self._tool_format, self._use.names, self._reasoning_format, is_open=self._is_begun)
 
     def whole(self, generation: Generation) -> bytes:
         """The plain answer."""
@@ -177,7 +132,7 @@ class ChatAnswer:
 
     def _choice(self, generation: Generation, sequence: SequenceOutput) -> ChatChoice:
         parsed = self._parsed[sequence.choice] if self._parsed else None
-        message = AssistantMessage(generation.text(sequence.choice)) if parsed is None else parsed.message
+        message = AssistantMessage(generation.text(sequence.choice)) if parsed is None else message_of(parsed)
         finish_reason = sequence.finish_reason if parsed is None else parsed.finish_reason
         assert finish_reason is not None
         return ChatChoice(
@@ -205,9 +160,9 @@ class ChatAnswer:
         """Writes one choice's events."""
         if self.is_parsed or self.gives_token_ids:
             choice = ParsedChoiceStream(
-                self._parser(),
+                self._form.parser(),
                 sequence,
-                is_single=self._use.is_single,
+                is_single=self._form.use.is_single,
                 shows_reasoning=self._shows_reasoning,
                 form=self,
                 stream=stream,
@@ -231,7 +186,7 @@ class ChatAnswer:
 
     def _usage(self, generation: Generation) -> Usage:
         reasoning = None
-        if self._reasoning_format is not None:
+        if self._form.parsers.reasoning_format is not None:
             reasoning = sum(choice.num_reasoning_tokens for choice in self._parsed)
         return usage(
             len(generation.request.prompt_token_ids),

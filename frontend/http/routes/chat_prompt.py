@@ -1,27 +1,16 @@
 """The prompt of a conversation, through the model's chat template."""
 
-from enum import Enum, auto
 from typing import Any, NamedTuple
 
-import msgspec
-from msgspec import structs
-
 from ...client.refusals import RequestRefused
-from ...parsing.reasoning_parser import ReasoningFormat
+from ...client.thinking import Thinking, thinking_after
+from ...client.tools import template_call, template_tool
 from ...text.template import ChatTemplate
 from ..errors import ApiError
-from ..schema.chat import ChatInput, ChatMessage, Tool
+from ..schema.chat import ChatInput, ChatMessage
 from ..serving import ServedModel, Serving
 
 _MESSAGE_COST = 64  # characters: what rendering a message costs beside its text
-
-
-class Thinking(Enum):
-    """Where a prompt leaves a model that may reason."""
-
-    FREE = auto()  # it may begin with reasoning
-    BEGUN = auto()  # the prompt has opened it
-    OVER = auto()  # the prompt has closed it, or the answer is already being written
 
 
 class ChatPrompt(NamedTuple):
@@ -35,7 +24,7 @@ async def chat_prompt(serving: Serving, request: ChatInput, model: ServedModel) 
     """Raises RequestRefused, TemplateRefusal."""
     _check_template_fields(serving, request)
     messages = [_template_message(index, message) for index, message in enumerate(request.messages)]
-    tools = [_template_tool(tool) for tool in request.tools or ()]
+    tools = [template_tool(tool) for tool in request.tools or ()]
     size = sum(len(message["content"]) + _MESSAGE_COST for message in messages) + len(repr(tools))
 
     def work() -> ChatPrompt:
@@ -54,26 +43,11 @@ async def chat_prompt(serving: Serving, request: ChatInput, model: ServedModel) 
             control_tokens_in_content=serving.configuration.control_tokens_in_content,
             arguments=arguments,
         )
-        thinking = _thinking(rendered, messages, request, model.parsers.reasoning_format)
+        continued = messages[-1]["content"] if request.continue_final_message else None
+        thinking = thinking_after(rendered, continued, model.parsers.reasoning_format)
         return ChatPrompt(model.text.tokenizer.encode_rendered(rendered), thinking)
 
     return await serving.text_work.run(size, work)
-
-
-def _thinking(
-    rendered: str, messages: list[dict[str, Any]], request: ChatInput, form: ReasoningFormat | None
-) -> Thinking:
-    if form is None:
-        return Thinking.OVER
-    if request.continue_final_message:
-        last = messages[-1]["content"]
-        if last.rfind(form.start) > last.rfind(form.end):
-            return Thinking.BEGUN
-        return Thinking.FREE if not last.strip() else Thinking.OVER
-    end = rendered.rstrip()
-    if end.endswith(form.start):
-        return Thinking.BEGUN
-    return Thinking.OVER if end.endswith(form.end) else Thinking.FREE
 
 
 def _template(request: ChatInput, model: ServedModel) -> ChatTemplate:
@@ -110,14 +84,9 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
         "name": message.name,
         "reasoning_content": message.reasoning if message.reasoning_content is None else message.reasoning_content,
         "tool_call_id": message.tool_call_id,
-        "tool_calls": None if message.tool_calls is None else [_parsed_call(call) for call in message.tool_calls],
+        "tool_calls": None if message.tool_calls is None else [template_call(call) for call in message.tool_calls],
     }
     return told | {name: value for name, value in extra.items() if value is not None}
-
-
-def _template_tool(tool: Tool) -> dict[str, Any]:
-    """As models know tools: `strict` is for the server alone."""
-    return {"type": tool.type, "function": msgspec.to_builtins(structs.replace(tool.function, strict=None))}
 
 
 def _flat_content(param: str, message: ChatMessage) -> str | None:
@@ -135,15 +104,3 @@ def _flat_content(param: str, message: ChatMessage) -> str | None:
             raise RequestRefused(f"{param}[{position}]: a text part needs text", param=f"{param}[{position}].text")
         texts.append(text)
     return "\n".join(texts)
-
-
-def _parsed_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates want a call's arguments as an object, clients send them as JSON text."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = msgspec.json.decode(function["arguments"] or "{}")
-    except msgspec.DecodeError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}

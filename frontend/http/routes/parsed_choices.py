@@ -1,95 +1,29 @@
-"""Choices whose text a parser parts into reasoning, tool calls and text, whole or as events. Both read alike."""
+"""Parsed choices as events: both a stream and a plain answer are read alike."""
 
 from typing import Any, Protocol
 
 import msgspec
 
 from ...client.generation import SequenceOutput
+from ...client.parsed_choice import ParsedChoice
 from ...parsing.answer_parser import AnswerParser
 from ...parsing.events import CallArguments, CallBegun, CallBroken, CallEnded, Event, Said, Thought
 from ..event_stream import EventStream
-from ..schema.chat import AssistantMessage, CalledFunction, ChatLogprobs, ToolCall
+from ..schema.chat import AssistantMessage, ChatLogprobs
 from ..schema.generation import Usage
 
 _encode = msgspec.json.Encoder().encode
 
 
-class ParsedChoice:
-    """A listener that collects the message. `is_single`: the answer ends with its first call."""
-
-    def __init__(
-        self, parser: AnswerParser, sequence: SequenceOutput, *, is_single: bool, shows_reasoning: bool
-    ) -> None:
-        self._shows_reasoning = shows_reasoning
-        self._parser = parser
-        self._sequence = sequence
-        self._is_single = is_single
-        self._num_thought: int | None = None
-        self._content: list[str] = []
-        self._thoughts: list[str] = []
-        self._calls: list[tuple[str, str, list[str]]] = []
-        self._num_whole = 0
-
-    @property
-    def finish_reason(self) -> str | None:
-        """With a whole call, that of calls; an answer cut by its length says so."""
-        reason = self._sequence.finish_reason
-        return "tool_calls" if reason == "stop" and self._num_whole else reason
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """Those so far, tags included."""
-        if self._num_thought is not None:
-            return self._num_thought
-        return self._sequence.num_tokens if self._parser.has_thought else 0
-
-    @property
-    def message(self) -> AssistantMessage:
-        """What was said."""
-        text = "".join(self._content)
-        calls = [ToolCall(id, CalledFunction(name, "".join(pieces))) for id, name, pieces in self._calls]
-        reasoning = "".join(self._thoughts) or msgspec.UNSET
-        return AssistantMessage(
-            text if text or not (calls or self._thoughts) else None,
-            reasoning_content=reasoning,
-            reasoning=reasoning,
-            tool_calls=calls or msgspec.UNSET,
-        )
-
-    def show(self, text: str) -> None:
-        """More of what the model wrote."""
-        self._take(self._parser.feed(text))
-        if self._num_thought is None and self._parser.has_thought and not self._parser.is_thinking:
-            self._num_thought = self._sequence.num_tokens
-        if self._is_single and self._num_whole and self._sequence.finish_reason is None:
-            self._sequence.cut()
-
-    def finish(self) -> None:
-        """The rest."""
-        if not (self._is_single and self._num_whole):
-            self._take(self._parser.end(was_cut=self._sequence.finish_reason == "length"))
-
-    def _take(self, events: list[Event]) -> None:
-        for event in events:
-            if self._shows_reasoning or not isinstance(event, Thought):
-                self._add(event)
-            if self._is_single and self._num_whole:
-                return
-
-    def _add(self, event: Event) -> None:
-        match event:
-            case Said():
-                self._content.append(event.text)
-            case Thought():
-                self._thoughts.append(event.text)
-            case CallBegun():
-                self._calls.append((self._parser.call_id(), event.name, []))
-            case CallArguments():
-                self._calls[-1][2].append(event.text)
-            case CallEnded():
-                self._num_whole += 1
-            case CallBroken():
-                self._calls.pop()
+def message_of(choice: ParsedChoice) -> AssistantMessage:
+    """What was said."""
+    reasoning = choice.reasoning or msgspec.UNSET
+    return AssistantMessage(
+        choice.content,
+        reasoning_content=reasoning,
+        reasoning=reasoning,
+        tool_calls=choice.calls or msgspec.UNSET,
+    )
 
 
 class StreamedForm(Protocol):

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...client.sampling import Count, TokenCount
+from ...client.tool_use import ToolWishes
+from ...client.tools import Tool, ToolCall, ToolChoice, Tools
 from .generation import NumLogprobs, OptionalPromptLogprobs, UnsupportedInChat, Usage
 
 
@@ -26,38 +28,6 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
-
-
-class FunctionTool(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A function that the model may call. `parameters`: a JSON schema; without one it takes none."""
-
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Struct, frozen=True, kw_only=True):
-    """One tool."""
-
-    type: Literal["function"]
-    function: FunctionTool
-
-
-class FunctionName(Struct, frozen=True):
-    """Of one of the tools."""
-
-    name: str
-
-
-class NamedTool(Struct, frozen=True, kw_only=True):
-    """The tool that is to be called."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -83,7 +53,7 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
@@ -94,6 +64,10 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
 
+    def tool_wishes(self) -> ToolWishes:
+        """The tools, and how they are to be called."""
+        return ToolWishes(tools=self.tools or (), choice=self.tool_choice, parallel=self.parallel_tool_calls)
+
     def chat(self) -> ChatInput:
         """The conversation."""
         return ChatInput(
@@ -102,7 +76,7 @@ class ChatRequest(UnsupportedInChat, kw_only=True):
             continue_final_message=self.continue_final_message,
             chat_template=self.chat_template,
             chat_template_kwargs=self.chat_template_kwargs,
-            tools=None if self.tool_choice == "none" else self.tools,
+            tools=list(self.tool_wishes().shown),
             documents=self.documents,
         )
 
@@ -128,21 +102,6 @@ class ChatLogprobs(Struct, frozen=True):
     """Log-probabilities of an answer's tokens."""
 
     content: list[ChatTokenLogprob]
-
-
-class CalledFunction(Struct, frozen=True):
-    """What is called. `arguments`: JSON, as the model wrote it."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(Struct, frozen=True):
-    """One call."""
-
-    id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
 
 
 class AssistantMessage(Struct, frozen=True):

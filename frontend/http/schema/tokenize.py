@@ -5,7 +5,8 @@ from typing import Any
 from msgspec import Struct
 
 from ...client.refusals import RequestRefused
-from .chat import ChatMessage, Tool
+from ...client.tools import Tool
+from .chat import ChatMessage
 
 
 class TokenizeRequest(Struct, kw_only=True):

@@ -1,21 +1,51 @@
 """What a request's tools ask of its answer."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from ....ipc.configuration import RequestLimits
-from ....ipc.sampling import CallGrammar, Grammar
-from ...client.constraints import Constraint, only
-from ...client.refusals import RequestRefused
-from ...parsing.choosing import Parsers
-from ..schema.chat import ChatRequest, FunctionTool, NamedTool
+from ...ipc.configuration import RequestLimits
+from ...ipc.sampling import CallGrammar, Grammar
+from ..parsing.choosing import Parsers
+from .constraints import Constraint, only
+from .refusals import RequestRefused
+from .sampling import refusal_of
+from .tools import FunctionTool, NamedTool, Tool, ToolChoice, Tools
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+
+
+class _GivenTools(Struct, kw_only=True):
+    tools: Tools
+    tool_choice: ToolChoice | None
+    parallel_tool_calls: bool | None
+
+
+class ToolWishes(Struct, frozen=True, kw_only=True):
+    """The tools of a request, and how they are to be called."""
+
+    tools: Sequence[Tool] = ()
+    choice: ToolChoice | None = None
+    parallel: bool | None = None
+
+    @classmethod
+    def of(cls, tools: Any, choice: Any, parallel: Any) -> "ToolWishes":
+        """Of what a Python caller gives. Raises RequestRefused."""
+        try:
+            given = {"tools": tools or (), "tool_choice": choice, "parallel_tool_calls": parallel}
+            checked = msgspec.convert(given, _GivenTools)
+        except msgspec.ValidationError as error:
+            raise refusal_of(error) from None
+        return cls(tools=checked.tools, choice=checked.tool_choice, parallel=checked.parallel_tool_calls)
+
+    @property
+    def shown(self) -> Sequence[Tool]:
+        """Those that the prompt tells of."""
+        return () if self.choice == "none" else self.tools
 
 
 class ToolUse(Struct, frozen=True, kw_only=True):
@@ -26,10 +56,9 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
 
 
-def tool_use(request: ChatRequest, parsers: Parsers, limits: RequestLimits) -> ToolUse:
-    """Raises RequestRefused."""
-    asked = request.constraint(limits)
-    choice, tools = request.tool_choice, [tool.function for tool in request.tools or ()]
+def tool_use(wishes: ToolWishes, asked: Constraint | None, parsers: Parsers, limits: RequestLimits) -> ToolUse:
+    """`asked`: the constraint without tools. Raises RequestRefused."""
+    choice, tools = wishes.choice, [tool.function for tool in wishes.tools]
     if not tools and choice not in (None, "none", "auto"):
         raise RequestRefused("tool_choice: there are no tools to call; send tools", param="tool_choice")
     if not tools or choice == "none":
@@ -41,7 +70,7 @@ def tool_use(request: ChatRequest, parsers: Parsers, limits: RequestLimits) -> T
             param="tools",
         )
     _check_names(tools, choice)
-    is_single = request.parallel_tool_calls is False or isinstance(choice, NamedTool)
+    is_single = wishes.parallel is False or isinstance(choice, NamedTool)
     called = [tool for tool in tools if not isinstance(choice, NamedTool) or tool.name == choice.function.name]
     grammar = _call_grammar(called, parsers, is_many=not is_single)
     if choice in (None, "auto"):
