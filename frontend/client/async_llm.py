@@ -459,7 +459,7 @@ def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _budget(given: Any) -> int | None:
-    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 0):
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63):
         return given
     raise RequestRefused(
         f"thinking_token_budget: give a number of tokens, 0 or more, not {given!r:.40}", param="thinking_token_budget"

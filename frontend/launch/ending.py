@@ -76,6 +76,8 @@ def _as_interrupt(told: list[int]) -> Callable[[int, FrameType | None], None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         told.append(number)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's background job
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
     return interrupt

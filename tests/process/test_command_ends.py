@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,16 +51,28 @@ def _hook(folder: Path, action: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "of_interrupts"),
+    [
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_IGN),  # as a script starts jobs in the background
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGTERM in the background"],
+)
 @pytest.mark.parametrize("command", [("probe",), ("explain", MODEL)], ids=["probe", "explain"])
 def test_an_end_that_was_asked_for(
-    command: tuple[str, ...], number: signal.Signals, hung: dict[str, str], tmp_path: Path
+    command: tuple[str, ...], number: signal.Signals, of_interrupts: Any, hung: dict[str, str], tmp_path: Path
 ) -> None:
     """No traceback, the shell's exit code, no process and no folder left."""
     before = set(_workers())
-    process = subprocess.Popen(
-        [*COMMAND, *command, "--run-dir", str(tmp_path)], stderr=subprocess.PIPE, text=True, env=inherited(**hung)
-    )
+    own = signal.signal(signal.SIGINT, of_interrupts)  # what is ignored here is ignored there
+    try:
+        process = subprocess.Popen(
+            [*COMMAND, *command, "--run-dir", str(tmp_path)], stderr=subprocess.PIPE, text=True, env=inherited(**hung)
+        )
+    finally:
+        signal.signal(signal.SIGINT, own)
     deadline = time.monotonic() + 20
     while not set(_workers()) - before and time.monotonic() < deadline:
         time.sleep(0.02)
