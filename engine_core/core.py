@@ -179,7 +179,7 @@ class Core(Actor):
         self._note_drained()
 
     def _plan_ahead(self) -> None:
-        """Keep two steps in flight while there is work."""
+        """Keep as many steps in flight as may be, while there is work."""
         engine = self.engine
         if engine is None or not self.group.is_ready:
             return

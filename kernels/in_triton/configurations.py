@@ -85,10 +85,12 @@ _DEFAULTS: dict[str, Configuration] = {
         "keys": 64,
         "warps": 4,
         "stages": 2,
+        "early": 1,
         "max_splits": 32,
         "crowd_keys": 64,
         "crowd_warps": 4,
         "crowd_stages": 2,
+        "crowd_early": 0,
         "pdl": 0,
     },
 }
@@ -159,7 +161,7 @@ def _check(name: str, field: str, value: int, default: Configuration) -> None:
         if value not in (0, 1):
             raise ValueError(f"capability.best.{name}.pdl is {value}: give 0 or 1")
         return
-    if field == "early":
+    if field.endswith("early"):
         if not 0 <= value <= 8:
             raise ValueError(f"capability.best.{name}.early is {value}: give 0 to 8 tiles")
         return
