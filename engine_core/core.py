@@ -485,6 +485,9 @@ class Core(Actor):
             reasons = {**found.rejected, **found.demoted}
             because = "".join(f"; not {name}: {reason}" for name, reason in reasons.items())
             lines.append(f"kernel {found.kernel} = {found.chosen}{because}")
+        if memory := self.group.memory:
+            parts = (f"{name.replace('_', ' ')} {size / 2**30:.2f} GiB" for name, size in memory.items())
+            lines.append(f"memory = {', '.join(parts)}")
         return tuple(lines)
 
     def _state(self) -> EngineState:
