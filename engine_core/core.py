@@ -179,7 +179,7 @@ class Core(Actor):
         self._note_drained()
 
     def _plan_ahead(self) -> None:
-        """Keep two steps in flight while there is work."""
+        """Keep as many steps in flight as may be, while there is work."""
         engine = self.engine
         if engine is None or not self.group.is_ready:
             return
@@ -488,6 +488,9 @@ class Core(Actor):
             reasons = {**found.rejected, **found.demoted}
             because = "".join(f"; not {name}: {reason}" for name, reason in reasons.items())
             lines.append(f"kernel {found.kernel} = {found.chosen}{because}")
+        if memory := self.group.memory:
+            parts = (f"{name.replace('_', ' ')} {size / 2**30:.2f} GiB" for name, size in memory.items())
+            lines.append(f"memory = {', '.join(parts)}")
         return tuple(lines)
 
     def _state(self) -> EngineState:

@@ -123,8 +123,10 @@ class Engine:
         return bool(self.scheduler.in_flight) and self.scheduler.in_flight[0].step == step
 
     def can_plan(self) -> bool:
-        """Whether another step may be in flight."""
-        return len(self.scheduler.in_flight) < self._max_steps_in_flight
+        """Whether another step may be in flight: one more where two do not keep the device busy, though sequences that
+        end unforeseen are then computed once more.
+        """
+        return len(self.scheduler.in_flight) < self._max_steps_in_flight + self.scheduler.device_outruns_host
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step's plan, or None when there is nothing to compute now."""

@@ -30,6 +30,7 @@ ORDERED = 64  # of the line's head that may be taken by length instead of arriva
 FIRST_HORIZON = 64  # tokens of growth that admission leaves room for, per running sequence, before any preemption
 CALM_STEPS = 256  # steps without preemption after which the horizon halves
 RESERVE_AFTER = 2  # preemptions after which a sequence is seated only with its whole possible length set aside
+_HARDLY_S = 5e-5  # that the host waits for its results: it computed them itself
 _SAMPLES = int(WorkFlag.SAMPLES)  # numpy is slow with the enum itself
 _MASKED = int(WorkFlag.MASKED)
 _POOLS = int(WorkFlag.POOLS)
@@ -76,6 +77,7 @@ class Scheduler:
         self._encodes = encodes
         self._prompt_step_s = prompt_step_s
         self._token_s = 0.0
+        self.device_outruns_host = False
         self._next_step = 1
         self._returned_step = 0
         self._first_horizon = self._horizon = first_horizon
@@ -104,7 +106,11 @@ class Scheduler:
         return self._finish(builder, now)
 
     def observe(self, record: PlannedStep, seconds: Array) -> None:
-        """Learn from a returned step, whose parts took so long, what a token of a step with prompts takes here."""
+        """Learn from a returned step, whose parts took so long, what a token of a step with prompts takes here, and
+        whether the device is done with a step before the host has prepared the one after the next.
+        """
+        build_s, launch_s, sample_s, waited_s = seconds.tolist()
+        self.device_outruns_host = _HARDLY_S < waited_s < 2 * (build_s + launch_s + sample_s)
         if record.num_prefill_tokens >= MIN_CHUNK:
             each = float(seconds.sum()) / record.num_tokens
             self._token_s = each if self._token_s == 0 else 0.7 * self._token_s + 0.3 * each

@@ -148,7 +148,7 @@ class WorkerGroup:
         """Send a plan or masks to all ranks."""
         assert self._plans is not None
         slot = self._plans.slot()
-        assert slot is not None, "the plan ring is full although at most two steps are in flight"
+        assert slot is not None, "the plan ring is full although few steps are in flight"
         kind = RingKind.PLAN if isinstance(message, StepPlan) else RingKind.MASKS
         values = message.values()
         try:

@@ -123,12 +123,13 @@ class Kernel(Protocol):
 
     `workspace_bytes`: scratch memory it holds. `capturable`: whether a graph may record the call.
     The call's parameters are those of the kernel's reference; it writes only the tensors the reference says it writes.
+    It returns nothing, but where the reference allows an answer in a tensor of the kernel's own.
     """
 
     workspace_bytes: int
     capturable: bool
 
-    def __call__(self, *arguments: Any) -> None: ...
+    def __call__(self, *arguments: Any) -> torch.Tensor | None: ...
 
 
 class Communicator(Protocol):

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
+
 from ...ipc.conditions import DeviceFault, StepFailed, TrimaranError
 from ...ipc.facts import DeviceProfile, Feature, Problem, Resolution
 from ...kernels.implementation import Kernel, Services
@@ -51,9 +53,9 @@ class GuardedKernel:
         self._kernel = kernel
         self.workspace_bytes, self.capturable = kernel.workspace_bytes, kernel.capturable
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: Any) -> torch.Tensor | None:
         try:
-            self._kernel(*arguments)
+            return self._kernel(*arguments)
         except (MemoryError, TrimaranError):
             raise
         except Exception as error:  # vendor code and compilers may raise anything
@@ -62,7 +64,7 @@ class GuardedKernel:
             self.replace(error)
             if self._is_in_place:
                 raise KernelReplaced(self._name) from error
-            self(*arguments)
+            return self(*arguments)
 
     @property
     def served(self) -> Kernel:

@@ -262,7 +262,10 @@ def _best_choice(
 
 
 def _call(kernel: Kernel, arguments: tuple[object, ...]) -> Callable[[], None]:
-    return lambda: kernel(*arguments)
+    def call() -> None:
+        kernel(*arguments)
+
+    return call
 
 
 TESTS: Mapping[str, Test] = {

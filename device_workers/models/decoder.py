@@ -236,13 +236,14 @@ class Decoder:
         self._kernels.linear(act["qkv"], act["normed"], layer.qkv)
         if batch.is_decode and self.decode_attention is not None:
             self._attend_to_decodes(self.decode_attention, layer, act, batch, cache, window)
+            attended = act["attended"]
         else:
             self._write(layer, act, batch, cache)
-            self._attend_over_cache(act, batch, cache, window)
-        self._project(layer, act)
+            attended = self._attend_over_cache(act, batch, cache, window)
+        self._project(layer, act, attended)
 
-    def _project(self, layer: LayerWeights, act: dict[str, torch.Tensor]) -> None:
-        self._kernels.linear(act["delta"], act["attended"].flatten(1), layer.output)
+    def _project(self, layer: LayerWeights, act: dict[str, torch.Tensor], attended: torch.Tensor) -> None:
+        self._kernels.linear(act["delta"], attended.flatten(1), layer.output)
         self._sum_over_ranks(act["delta"])
 
     def _attend_to_last(
@@ -263,8 +264,7 @@ class Decoder:
         few = self._activations.first(num_sequences)
         few["residual"], few["q"] = act["residual"][last], act["q"][last]
         one_each = replace(batch, query_starts=self._one_each[: num_sequences + 1], host=None)
-        self._attend_over_cache(few, one_each, cache, window)
-        self._project(layer, few)
+        self._project(layer, few, self._attend_over_cache(few, one_each, cache, window))
         return few
 
     def _attend_to_decodes(
@@ -318,8 +318,9 @@ class Decoder:
         batch: StepTensors,
         cache: tuple[torch.Tensor, torch.Tensor],
         window: int,
-    ) -> None:
-        self._kernels.paged_attention(
+    ) -> torch.Tensor:
+        """Returns the attended heads, in the buffer for them or where the kernel left them."""
+        own = self._kernels.paged_attention(
             act["attended"],
             act["q"],
             *cache,
@@ -331,6 +332,7 @@ class Decoder:
             window,
             batch.host,
         )
+        return act["attended"] if own is None else own
 
     def logits(self, residual_RD: torch.Tensor, delta_RD: torch.Tensor | None) -> torch.Tensor:
         """Float32 `[R, V]` of the hidden states `residual + delta`, the same on every rank; valid until the next call.

@@ -19,7 +19,7 @@ from ..implementation import HostLengths, Kernel
 
 class FirstChunkAttention:
     """Meaning: `reference.attention.paged_attention`. Without the host's lengths, and where there is a window, all of
-    it is the other implementation's.
+    it is the other implementation's. A chunk that is the whole step is answered where PyTorch left it.
 
     Nothing is padded: cuDNN plans for each length that it meets the first time, which takes it a while.
     """
@@ -44,27 +44,30 @@ class FirstChunkAttention:
         scale: float,
         window: int,
         host: HostLengths | None = None,
-    ) -> None:
+    ) -> torch.Tensor | None:
         caches = (k_cache_BSGD, v_cache_BSGD)
         firsts = [] if host is None or window else host.first_chunks(self.least_first_chunk)
         if host is None or not firsts:
             lengths = (rows_N, query_starts_N1, kv_lengths_N)
-            self._rest(out_THD, q_THD, *caches, block_tables_RM, *lengths, scale, window)
-            return
+            return self._rest(out_THD, q_THD, *caches, block_tables_RM, *lengths, scale, window)
         starts = host.query_starts.tolist()
         for n in firsts:
             tokens = slice(starts[n], starts[n + 1])
-            out, q = out_THD[tokens], q_THD[tokens]
+            q = q_THD[tokens]
             num_blocks = -(-q.shape[0] // k_cache_BSGD.shape[1])
             blocks = block_tables_RM[:, :num_blocks].index_select(0, rows_N[n : n + 1]).flatten()
             keys, values = (cache.index_select(0, blocks).flatten(0, 1)[: q.shape[0]] for cache in caches)
-            out.copy_(self._causal(q, keys, values, scale))
+            attended = self._causal(q, keys, values, scale)
+            if len(attended) == len(out_THD):
+                return attended
+            out_THD[tokens].copy_(attended)
         for first, last in _runs_between(firsts, len(starts) - 1):
             begin, end = starts[first], starts[last]
             if begin < end:
                 lengths = _of_run(first, last, begin, rows_N, query_starts_N1, kv_lengths_N)
                 run = (out_THD[begin:end], q_THD[begin:end])
                 self._rest(*run, *caches, block_tables_RM, *lengths, scale, window)
+        return None
 
     def _causal(self, q_THD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor, scale: float) -> torch.Tensor:
         q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q_THD, k_TGD, v_TGD))

@@ -9,8 +9,7 @@ token's own key and value do not come from the cache; the first program writes t
 
 A few tokens leave the device waiting for memory, so the next keys and values are asked for before the last are used
 (EARLY); with PDL the first of them before the kernel ahead has ended: they, the block tables, positions and slots were
-there before the step began. More tokens, a crowd, are done in tiles of
-fewer warps, in the compiler's order.
+there before the step began. More tokens, a crowd, are done in tiles of their own, in the compiler's order or likewise.
 """
 
 from __future__ import annotations
@@ -242,6 +241,7 @@ class TritonDecodeAttention(TritonKernel):
         is_wide = head_bytes >= WIDE_BYTES
         num_warps = warps_of_head(warps, head_bytes)
         return {
+            "EARLY": configuration[f"{prefix}early"] == 1,
             "KEYS": keys_of_head(min(64, keys) if is_wide else keys, head_bytes, dtype),
             "num_warps": num_warps,
             "num_stages": 1 if is_wide else configuration[f"{prefix}stages"],
@@ -285,7 +285,6 @@ class TritonDecodeAttention(TritonKernel):
             HAS_K_NORM=k_norm is not None,
             HAS_WINDOW=window > 0,
             PRECISION=self._precision,
-            EARLY=not is_crowd,
             PDL=self._pdl,
             **tile,
             **({"launch_pdl": True} if self._pdl else {}),

@@ -28,6 +28,8 @@ def paged_attention(
     stands at kv_lengths[n] minus their number. Its cache lies in the blocks of block_tables[rows[n]]. A query at
     position p sees positions max(0, p - window + 1) to p; window 0 means all. Consecutive groups of H / G query heads
     share a key/value head. Softmax in float32. `host` says of starts and lengths what the tensors say, or is None.
+
+    An implementation may leave what belongs in `out` in a tensor of its own, and return that.
     """
     starts, lengths, rows = query_starts_N1.tolist(), kv_lengths_N.tolist(), rows_N.tolist()
     for sequence, length in enumerate(lengths):

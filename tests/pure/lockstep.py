@@ -17,7 +17,9 @@ VOCAB = 1009
 
 
 class Lockstep:
-    """Two steps in flight; a step takes `step_s` plus `token_s` per prompt token of the engine's clock."""
+    """A step takes `step_s` plus `token_s` per prompt token of the engine's clock; the worker says that its host took
+    `host_s` (or as long) and that it waited `waited_s` for the device.
+    """
 
     def __init__(
         self,
@@ -32,6 +34,8 @@ class Lockstep:
         token_s: float = 0.0,
         max_chunk_tokens: int = 0,
         ordering: QueueOrdering = QueueOrdering.ARRIVAL,
+        host_s: float = 0.0,
+        waited_s: float = 0.0,
     ) -> None:
         self.limits = EngineLimits(
             max_model_len=max_model_len,
@@ -51,6 +55,7 @@ class Lockstep:
         )
         self.worker = OracleWorker(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB)
         self.step_s, self.token_s = step_s, token_s
+        self.host_s, self.waited_s = host_s, waited_s
         self.now = 0.0
         self.plans: deque[StepPlan] = deque()
         self.steps: list[StepPlan] = []
@@ -96,7 +101,7 @@ class Lockstep:
         result = self.worker.run(plan)
         took_s = self.step_s + self.token_s * len(plan.token_ids)
         self.now += took_s
-        result.seconds = np.array([0.0, took_s, 0.0, 0.0])
+        result.seconds = np.array([self.host_s or took_s, 0.0, 0.0, self.waited_s])
         for _, columns in self.engine.commit(result, self.now).outputs:
             keys = zip(columns.request_ids.tolist(), columns.choices.tolist(), strict=True)
             for key, token, cached in zip(

@@ -147,16 +147,18 @@ class EngineLife(RuleBasedStateMachine):
         return True
 
     @precondition(lambda self: self.plans)
-    @rule(times=st.integers(1, 3))
-    def come_back(self, times: int) -> None:
+    @rule(times=st.integers(1, 3), is_quick=st.booleans())
+    def come_back(self, times: int, is_quick: bool) -> None:
+        """Quick: the device outruns the host, and another step may be in flight."""
         for _ in range(times):
-            self.return_once()
+            self.return_once(is_quick=is_quick)
 
-    def return_once(self) -> None:
+    def return_once(self, *, is_quick: bool = False) -> None:
         if not self.plans:
             return
         self.now += 0.01
         result = self.worker.run(self.plans.popleft())
+        result.seconds = np.array([0.002, 0.0, 0.0, 0.001 if is_quick else 0.1])
         self.named.popleft()
         news = self.engine.commit(result, self.now)
         for _, columns in news.outputs:

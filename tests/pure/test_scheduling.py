@@ -169,3 +169,23 @@ def test_mixed_steps_shrink_to_what_the_device_manages() -> None:
     for _ in range(20):
         drive.step()
     assert max(len(plan.token_ids) for plan in drive.steps[-10:]) <= 32
+
+
+@pytest.mark.user_pain("P2")
+@pytest.mark.parametrize(
+    ("host_s", "waited_s", "most"),
+    [(0.0004, 0.0006, 3), (0.0004, 0.002, 2), (0.0004, 0.00001, 2)],
+    ids=["a quick device", "a slow device", "the host itself"],
+)
+def test_p2_a_third_step_is_in_flight_where_two_do_not_keep_the_device_busy(
+    host_s: float, waited_s: float, most: int
+) -> None:
+    drive = Lockstep(host_s=host_s, waited_s=waited_s)
+    prompt = words(1, 40)
+    drive.submit(prompt, 60)
+    seen = 0
+    while drive.engine.requests:
+        drive.step()
+        seen = max(seen, len(drive.plans) + 1)
+    assert seen == most
+    assert_right(drive, prompt, 0, 60)

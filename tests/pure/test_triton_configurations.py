@@ -81,10 +81,13 @@ def test_the_way_through_a_weight_depends_on_its_size_and_the_tokens() -> None:
     assert gemv_of_weight(blocks, 1, 151936, 1024) == blocks["linear_gemv_head"]
     sizes = {(4096, 1024): "small", (6144, 1024): "middle", (4096, 14336): "large", (128256, 4096): "huge"}
     for weight, size in sizes.items():
-        assert dot_of_weight(blocks, 16, *weight) == blocks[f"linear_dot_{size}"]
-        assert dot_of_weight(blocks, 17, *weight) is None
+        assert dot_of_weight(blocks, 32, *weight) == blocks[f"linear_dot_{size}"]
+        assert dot_of_weight(blocks, 33, *weight) is None
+    older = linear_blocks(capability("sm_80"))
+    assert dot_of_weight(older, 16, 4096, 1024) == older["linear_dot_small"]
+    assert dot_of_weight(older, 17, 4096, 1024) is None
     assert dot_of_weight(blocks, 8, 28672, 4096) is None
-    wide = linear_blocks(capability("sm_90", linear={"small_dot_tokens": 48}))
+    wide = linear_blocks(capability("sm_80", linear={"small_dot_tokens": 48}))
     assert dot_of_weight(wide, 32, 6144, 1024) == wide["linear_dot_middle"]
     assert dot_of_weight(wide, 33, 6144, 1024) is None, "no more are padded for"
     assert dot_of_weight(wide, 17, 6144, 4096) is None
