@@ -71,6 +71,7 @@ from .grammar_compiler import GrammarCompiler, GrammarRefused
 from .grammar_limits import roomy_thread
 from .growth_watch import GrowthWatch
 from .masks import Masks
+from .policies import HOST_PLATFORMS
 from .metric_totals import MetricTotals
 from .request import Request
 from .statistics import Statistics
@@ -441,6 +442,7 @@ class Core(Actor):
             prefix_caching=self.configuration.prefix_caching and not group.is_encoder,
             encodes=group.is_encoder,
             statistics=self.statistics,
+            is_asynchronous=group.profiles[0].platform not in HOST_PLATFORMS,
         )
         self._boot_s = time.monotonic()
         self._submit_own()

@@ -21,7 +21,10 @@ MAX_STEPS_IN_FLIGHT = 2
 
 
 class Engine:
-    """One generation's requests. Every submitted request leaves by exactly one terminal entry or failure."""
+    """One generation's requests. Every submitted request leaves by exactly one terminal entry or failure.
+
+    `is_asynchronous`: the device computes while its host goes on.
+    """
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class Engine:
         encodes: bool = False,
         statistics: Statistics,
         max_steps_in_flight: int = MAX_STEPS_IN_FLIGHT,
+        is_asynchronous: bool = False,
         first_horizon: int = FIRST_HORIZON,
     ) -> None:
         self.limits = limits
@@ -63,6 +67,7 @@ class Engine:
         self.requests: dict[int, Request] = {}
         self.compiling: set[int] = set()  # ids of those whose grammar is not compiled yet
         self._max_steps_in_flight = max_steps_in_flight
+        self._is_asynchronous = is_asynchronous
         self._masked_step = 0
 
     @property
@@ -126,7 +131,8 @@ class Engine:
         """Whether another step may be in flight: one more where two do not keep the device busy, though sequences that
         end unforeseen are then computed once more.
         """
-        return len(self.scheduler.in_flight) < self._max_steps_in_flight + self.scheduler.device_outruns_host
+        spare = self._is_asynchronous and self.scheduler.device_outruns_host
+        return len(self.scheduler.in_flight) < self._max_steps_in_flight + spare
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step's plan, or None when there is nothing to compute now."""

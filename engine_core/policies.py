@@ -16,6 +16,8 @@ from ..ipc.facts import (
     QueueOrdering,
 )
 
+HOST_PLATFORMS = ("cpu", "null")
+"""Those whose device is the host itself: it waits for nothing else."""
 MAX_GRAPH_TOKENS = 512
 MANY_BLOCKS, FEW_BLOCKS = 256, 64
 """Thread blocks that run at once: from MANY on, long sequences first; up to FEW, short ones first."""
@@ -114,7 +116,7 @@ def choose_graph_buckets(
 def choose_prompt_step(profile: DeviceProfile) -> Decision:
     """Seconds that a step with prompts may take while streams or other prompts wait for it."""
     name = "prompt_step_s"
-    if profile.platform in ("cpu", "null"):
+    if profile.platform in HOST_PLATFORMS:
         return Decision(name=name, value="0.25", reason="shorter steps would hold too few tokens for a processor")
     return Decision(name=name, value="0.05", reason="streams and other prompts wait for it; longer ones gain no speed")
 
@@ -143,7 +145,7 @@ def _concurrent_blocks(profile: DeviceProfile) -> tuple[int, str] | None:
     if capability.concurrent_blocks is not None:
         return capability.concurrent_blocks, f"{capability.concurrent_blocks} thread blocks run at once, as measured"
     multiprocessors, shared = capability.num_multiprocessors, capability.shared_memory_per_multiprocessor_bytes
-    if multiprocessors is None or profile.platform in ("cpu", "null"):
+    if multiprocessors is None or profile.platform in HOST_PLATFORMS:
         return None
     each = max(1, min(4, (shared or _SMALL_BLOCK_BYTES) // (48 << 10)))
     blocks = multiprocessors * each

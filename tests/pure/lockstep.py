@@ -52,6 +52,7 @@ class Lockstep:
             ordering=ordering,
             prefix_caching=prefix_caching,
             statistics=Statistics(),
+            is_asynchronous=waited_s > 0,
         )
         self.worker = OracleWorker(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB)
         self.step_s, self.token_s = step_s, token_s

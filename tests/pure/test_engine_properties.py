@@ -72,6 +72,7 @@ class EngineLife(RuleBasedStateMachine):
             prefix_caching=self.caching,
             statistics=self.statistics,
             first_horizon=self.horizon,
+            is_asynchronous=True,
         )
         self.worker = OracleWorker(num_blocks=self.limits.num_blocks, block_size=BLOCK, vocab_size=VOCAB)
         self.plans: deque[StepPlan] = deque()

@@ -11,11 +11,12 @@ MODEL_NAME = "m"
 
 @dataclass(frozen=True)
 class Engine:
-    """`serve` lacks the model and the port. `folder` is where its processes run, None for here."""
+    """`serve` is followed by the model, the port and `options`. `folder` is where its processes run, None for here."""
 
     name: str
     python: tuple[str, ...]
     serve: tuple[str, ...]
+    options: tuple[str, ...]
     environment: Mapping[str, str]
     ready_path: str
     start_limit_s: float
@@ -23,7 +24,7 @@ class Engine:
 
     def command(self, model: Path, port: int) -> list[str]:
         shared = ["--load-format", "dummy", "--dtype", "bfloat16", "--served-model-name", MODEL_NAME]
-        return [*self.python, *self.serve, str(model), "--port", str(port), *shared]
+        return [*self.python, *self.serve, str(model), "--port", str(port), *shared, *self.options]
 
     def with_caches(self, folder: Path) -> dict[str, str]:
         """The environment with every cache of compiled code below that folder."""
@@ -39,11 +40,12 @@ class Engine:
 
 
 def trimaran(platform: str | None) -> Engine:
-    flags = ["--no-prefix-caching", *(["--platform", platform] if platform else [])]
+    flags = ("--no-prefix-caching", *(("--platform", platform) if platform else ()))
     return Engine(
         name="trimaran",
         python=(sys.executable, "-P"),
-        serve=("-m", "trimaran.frontend.launch.commands", "serve", *flags),
+        serve=("-m", "trimaran.frontend.launch.commands", "serve"),
+        options=flags,
         environment={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
         ready_path="/ready",
         start_limit_s=180.0,
@@ -55,7 +57,8 @@ def vllm(packages: Path, folder: Path) -> Engine:
     return Engine(
         name="vllm",
         python=(sys.executable, "-P"),
-        serve=("-m", "vllm.entrypoints.cli.main", "serve", "--no-enable-prefix-caching"),
+        serve=("-m", "vllm.entrypoints.cli.main", "serve"),
+        options=("--no-enable-prefix-caching",),
         environment={
             **os.environ,
             "PYTHONPATH": str(packages),
