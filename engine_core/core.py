@@ -71,8 +71,8 @@ from .grammar_compiler import GrammarCompiler, GrammarRefused
 from .grammar_limits import roomy_thread
 from .growth_watch import GrowthWatch
 from .masks import Masks
-from .policies import HOST_PLATFORMS
 from .metric_totals import MetricTotals
+from .policies import HOST_PLATFORMS
 from .request import Request
 from .statistics import Statistics
 from .token_bytes import TokenBytes
