@@ -17,8 +17,8 @@ bits) that a program takes at once, and `early` the tiles it asks for before it 
 Of the fused linears: `rows` of the weight that a program owns, and its `num_warps`, 0 for what `rows_and_warps` says of
 the weight's size; `block_k` inputs of a tile at most.
 
-Of decodes' attention: `few_tokens` are done in tiles of `keys` and `warps`, up to `several_tokens` in those for `several`,
-more in those of a `crowd`.
+Of decodes' attention: `few_tokens` are done in tiles of `keys` and `warps`, up to `several_tokens` in those for
+`several`, more in those of a `crowd`.
 
 `pdl` 1: programs start before the kernel ahead of them has ended, where the device can do that.
 """
@@ -116,9 +116,15 @@ _HOPPER_DOTS: dict[str, Configuration] = {
 """Measured on an H200 over whole decode steps: 32 sequences of the shape of Qwen3-0.6B 1.41 ms -> 1.18, of Llama-3.1-8B
 5.03 -> 4.63; an early start gains nothing where a product takes 20 us and more."""
 _HOPPER_DECODE_ATTENTION = {
-    "warps": 8, "stages": 1, "max_splits": 64,
-    "several_tokens": 16, "several_keys": 32, "several_warps": 4, "several_stages": 1,
-    "crowd_warps": 2, "crowd_stages": 3,
+    "warps": 8,
+    "stages": 1,
+    "max_splits": 64,
+    "several_tokens": 16,
+    "several_keys": 32,
+    "several_warps": 4,
+    "several_stages": 1,
+    "crowd_warps": 2,
+    "crowd_stages": 3,
 }
 """Measured on an H200 over whole decode steps of the shape of Qwen3-0.6B: in tiles for several 4 to 16 sequences take 4
 to 7 percent less than in those of a crowd, 32 take as long."""
