@@ -8,9 +8,9 @@ of a short context few programs have any and the others end at once. The last on
 token's own key and value do not come from the cache; the first program writes them there.
 
 A few tokens, or several, leave the device waiting for memory, so the next keys and values are asked for before the last
-are used (EARLY); with PDL the first of them before the kernel ahead has ended: they, block tables, positions and slots were
-there before the step began. More tokens, a crowd, are done in tiles of fewer warps, in the compiler's order, which is
-14 percent faster for 256 tokens of a 0.6B model (H200, whole decode steps).
+are used (EARLY); with PDL the first of them before the kernel ahead has ended: they, block tables, positions and slots
+were there before the step began. More tokens, a crowd, are done in tiles of fewer warps, in the compiler's order, which
+is 14 percent faster for 256 tokens of a 0.6B model (H200, whole decode steps).
 """
 
 from __future__ import annotations
