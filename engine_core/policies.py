@@ -21,6 +21,9 @@ HOST_PLATFORMS = ("cpu", "null")
 MAX_GRAPH_TOKENS = 512
 MANY_BLOCKS, FEW_BLOCKS = 256, 64
 """Thread blocks that run at once: from MANY on, long sequences first; up to FEW, short ones first."""
+_PROMPT_STEPS_S = (0.025, 0.05)
+_READINGS = 12
+"""So many readings of the weights is what a step with prompts may take, within those bounds."""
 _SMALL_BLOCK_BYTES = 64 << 10
 _SMALL_MULTIPROCESSORS = 32
 _LEAST_BULK_BLOCK = 16
@@ -113,12 +116,22 @@ def choose_graph_buckets(
     return kept, Decision(name=name, value=_listed(kept), reason=reason)
 
 
-def choose_prompt_step(profile: DeviceProfile) -> Decision:
-    """Seconds that a step with prompts may take while streams or other prompts wait for it."""
+def choose_prompt_step(model: ModelFacts, profile: DeviceProfile) -> Decision:
+    """Seconds that a step with prompts may take while streams or other prompts wait for it.
+
+    A new prompt waits for two or three steps, so short ones answer sooner. But each computes the running decodes too,
+    and where those took most of it, prompts would come in more slowly than streams end (`tools/simulate_serving.py`).
+    """
     name = "prompt_step_s"
     if profile.platform in HOST_PLATFORMS:
         return Decision(name=name, value="0.25", reason="shorter steps would hold too few tokens for a processor")
-    return Decision(name=name, value="0.05", reason="streams and other prompts wait for it; longer ones gain no speed")
+    longest = _PROMPT_STEPS_S[1]
+    if profile.bandwidth is None:
+        return Decision(name=name, value=f"{longest:g}", reason="longer ones gain no speed; the bandwidth is not known")
+    reading_s = model.weight_bytes / (profile.bandwidth * 1e9)
+    value = round(min(max(_READINGS * reading_s, _PROMPT_STEPS_S[0]), longest), 3)
+    reason = f"streams and other prompts wait for it, and reading the weights alone takes {reading_s * 1e3:.2g} ms"
+    return Decision(name=name, value=f"{value:g}", reason=reason)
 
 
 def choose_queue_ordering(asked: CoreConfiguration, profile: DeviceProfile) -> Decision:

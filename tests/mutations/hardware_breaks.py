@@ -19,6 +19,27 @@ POLICIES = "engine_core/policies.py"
 CHECKS = "device_workers/inspecting/host_checks.py"
 
 HARDWARE_BREAKS = (
+    Break(
+        "A9: steps with prompts are as long for small models",
+        POLICIES,
+        "    value = round(min(max(_READINGS * reading_s, _PROMPT_STEPS_S[0]), longest), 3)\n",
+        "    value = longest\n",
+        (*NEGOTIATION, "-k", "steps"),
+    ),
+    Break(
+        "P2: two steps in flight though the device is done before the host",
+        "engine_core/scheduler.py",
+        "        self.device_outruns_host = waited_s < 2 * (build_s + launch_s + sample_s)\n",
+        "",
+        ("tests/pure/test_scheduling.py", "-k", "p2"),
+    ),
+    Break(
+        "P2: a spare step where the device is the host",
+        "engine_core/engine.py",
+        "        spare = self._is_asynchronous and self.scheduler.device_outruns_host\n",
+        "        spare = self.scheduler.device_outruns_host\n",
+        ("tests/pure/test_scheduling.py", "-k", "p2"),
+    ),
     # A7: the fallback chain
     Break(
         "A7: what disagrees with its reference serves",

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from trimaran.ipc.facts import (
     QueueOrdering,
 )
 from trimaran.ipc.worker_messages import Loaded, Settled, WorkerHello
+from trimaran.tools.simulate_serving import simulate
 
 GIB = 1 << 30
 ASKED = CoreConfiguration(incarnation=1, generation=1, num_ranks=1, frontends_address="", workers_address="")
@@ -300,6 +302,30 @@ def test_the_other_half_precision_stands_in_for_an_unknown_rate() -> None:
 def test_a_very_slow_device_is_settled() -> None:
     slow = replace(SMALL, bandwidth=5000.0, capability=replace(SMALL.capability, rates={"bfloat16": 0.01}))
     assert settle(ASKED, [hello(slow)]).max_num_seqs == 64
+
+
+def test_steps_with_prompts_are_as_short_as_the_model_allows() -> None:
+    """Short for a small model; longer where decodes take long themselves; never longer than on an unknown device."""
+    large_model = replace(MODEL, weight_bytes=16_000_000_000)
+    huge_model = replace(MODEL, weight_bytes=60_000_000_000)
+    unknown = replace(LARGE, bandwidth=None)
+    steps_s = [
+        settle(ASKED, [hello(profile, model=model)]).prompt_step_s
+        for profile, model in ((LARGE, MODEL), (LARGE, large_model), (LARGE, huge_model), (unknown, MODEL))
+    ]
+    assert steps_s == [0.025, 0.04, 0.05, 0.05]
+    assert settle(ASKED, [hello(replace(SMALL, platform="cpu"))]).prompt_step_s == 0.25
+
+
+@pytest.mark.parametrize(("shape", "loss"), [("m1", 0.02), ("m2", 0.03)])
+def test_those_steps_answer_sooner_and_cost_little(shape: str, loss: float) -> None:
+    """Of the two models that the simulation knows; what it says of an H200 is in docs/performance.md."""
+    model = MODEL if shape == "m1" else replace(MODEL, weight_bytes=16_000_000_000)
+    short_s = settle(ASKED, [hello(LARGE, model=model)]).prompt_step_s
+    short, long = (simulate(shape, clients=256, requests=512, prompt_step_s=step_s) for step_s in (short_s, 0.05))
+    assert np.median(short.waits_s) < 0.9 * np.median(long.waits_s)
+    assert np.percentile(short.gaps_s, 99) < 0.9 * np.percentile(long.gaps_s, 99)
+    assert short.tokens_per_s > (1 - loss) * long.tokens_per_s
 
 
 def test_one_model_is_not_spread_over_unlike_devices() -> None:
