@@ -60,7 +60,7 @@ def settle(asked: CoreConfiguration, hellos: Sequence[WorkerHello]) -> Settled:
     if model.is_encoder:
         buckets, graphs = (), Decision(name="graphs", value="eager", reason="an encoder's steps have any shape")
     ordering = choose_queue_ordering(asked, profile)
-    prompt_step = choose_prompt_step(model, profile)
+    prompt_step = choose_prompt_step(asked, model, profile)
     kv_dtype = Decision(name="kv_dtype", value=model.kv_dtype, reason="that of the activations")
     decisions = (*sizes.decisions, chunk, prompt_step, graphs, kv_dtype, strategy, ordering)
     return Settled(

@@ -116,13 +116,15 @@ def choose_graph_buckets(
     return kept, Decision(name=name, value=_listed(kept), reason=reason)
 
 
-def choose_prompt_step(model: ModelFacts, profile: DeviceProfile) -> Decision:
+def choose_prompt_step(asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile) -> Decision:
     """Seconds that a step with prompts may take while streams or other prompts wait for it.
 
     A new prompt waits for two or three steps, so short ones answer sooner. But each computes the running decodes too,
     and where those took most of it, prompts would come in more slowly than streams end (`tools/simulate_serving.py`).
     """
     name = "prompt_step_s"
+    if asked.prompt_step_s is not None:
+        return Decision(name=name, value=f"{asked.prompt_step_s:g}", reason="as asked", overridden=True)
     if profile.platform in HOST_PLATFORMS:
         return Decision(name=name, value="0.25", reason="shorter steps would hold too few tokens for a processor")
     longest = _PROMPT_STEPS_S[1]

@@ -86,6 +86,7 @@ class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
     graph_buckets: tuple[int, ...] | None = None
     enforce_eager: bool = False
     attention_strategy: AttentionStrategy | None = None
+    prompt_step_s: float | None = None
     queue_ordering: QueueOrdering | None = None
     memory_utilization: float = 0.9
     kv_memory_bytes: int | None = None

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from msgspec.structs import replace
 
@@ -43,6 +43,8 @@ class AsyncLLM:
     Options are those of `trimaran serve`, by keyword. Belongs to the loop that entered it.
     """
 
+    _defaults: ClassVar[Mapping[str, object]] = {}
+
     def __init__(
         self,
         model: str = "",
@@ -50,7 +52,10 @@ class AsyncLLM:
         host: OpenHost | None = None,
         **options: object,
     ) -> None:
-        self._open_host, self._rules = (host, RequestRules()) if host is not None else supervised(model, options)
+        if host is not None:
+            self._open_host, self._rules = host, RequestRules()
+        else:
+            self._open_host, self._rules = supervised(model, options, self._defaults)
         self._text_work = TextWork()
         self._stack = AsyncExitStack()
         self._host: EngineHost | None = None

@@ -29,14 +29,19 @@ class EngineHost(Protocol):
 OpenHost = Callable[[Watch], EngineHost]
 
 
-def supervised(model: str, keywords: Mapping[str, object]) -> tuple[OpenHost, RequestRules]:
-    """A supervisor with the options of `trimaran serve`, given by keyword. Raises OptionError for a wrong one."""
+def supervised(
+    model: str, keywords: Mapping[str, object], defaults: Mapping[str, object]
+) -> tuple[OpenHost, RequestRules]:
+    """A supervisor with the options of `trimaran serve`, given by keyword, and some defaults of its own. Raises
+    OptionError for a wrong one.
+    """
     from ..launch.configurations import request_rules
     from ..launch.options import inherited_environment, options_from_keywords
     from ..launch.progress import create_progress
     from ..launch.supervisor import Supervisor
 
-    reading = options_from_keywords({**({"model": model} if model else {}), **keywords}, inherited_environment())
+    keywords = {**({"model": model} if model else {}), **keywords}
+    reading = options_from_keywords(keywords, inherited_environment(), defaults)
 
     def open_host(watch: Watch) -> EngineHost:
         return Supervisor(reading.options, create_progress(), num_frontends=0, watch=watch)

@@ -24,10 +24,15 @@ from .sampling import SamplingParams
 T = TypeVar("T")
 
 
+class _WholeAnswers(AsyncLLM):
+    _defaults = {"prompt_step": 1.0}
+
+
 class LLM:
     """`LLM(model).generate(prompts, SamplingParams(max_tokens=64))`.
 
-    Options are those of `trimaran serve`, by keyword. The engine runs in processes of its own, driven by one thread
+    Options are those of `trimaran serve`, by keyword; `prompt_step` is a second here, since nobody reads tokens as they
+    come. The engine runs in processes of its own, driven by one thread
     of this one; it ends with `close`, with the `with` block, or with this process.
     """
 
@@ -38,7 +43,7 @@ class LLM:
         host: OpenHost | None = None,
         **options: object,
     ) -> None:
-        self._engine = AsyncLLM(model, host=host, **options)
+        self._engine = _WholeAnswers(model, host=host, **options)
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._loop = self._runner.get_loop()
         self._closing = asyncio.Event()

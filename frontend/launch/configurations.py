@@ -18,6 +18,7 @@ from .keys import Keys
 from .options import AUTO, Auto, Options
 
 Choice = TypeVar("Choice", bound=StrEnum)
+N = TypeVar("N", int, float)
 
 
 class Birth(Struct, frozen=True, kw_only=True):
@@ -106,6 +107,7 @@ def core_configuration(
         graph_buckets=tuple(map(int, options.graph_buckets)) or None,
         enforce_eager=options.enforce_eager,
         attention_strategy=_chosen(AttentionStrategy, options.attention_strategy),
+        prompt_step_s=_settled(options.prompt_step),
         queue_ordering=_chosen(QueueOrdering, options.queue_ordering),
         memory_utilization=options.memory_utilization,
         kv_memory_bytes=_settled(options.kv_memory_bytes),
@@ -168,6 +170,6 @@ def _chosen(kind: type[Choice], value: str) -> Choice | None:
     return None if value == AUTO else kind(value)
 
 
-def _settled(value: int | Auto) -> int | None:
+def _settled(value: N | Auto) -> N | None:
     """On the wire, None is for what the receiver decides from facts."""
     return None if value == AUTO else value

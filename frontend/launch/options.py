@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -206,6 +207,14 @@ class Options(Struct, frozen=True, kw_only=True):
     max_chunk_tokens: Annotated[
         int | Auto, About("Engine", COUNT_OR_AUTO, "most tokens of one prompt in a step; auto is the whole budget")
     ] = AUTO
+    prompt_step: Annotated[
+        float | Auto,
+        About(
+            "Engine",
+            Number(0.001, unit="seconds", words=(AUTO,)),
+            "how long a step with prompts may take while others wait: first tokens against throughput",
+        ),
+    ] = AUTO
     queue_ordering: Annotated[
         str, About("Engine", Choice((AUTO, *QueueOrdering)), "who is seated first among equals in priority")
     ] = AUTO
@@ -371,8 +380,14 @@ def read_options(arguments: Sequence[str], environment: Mapping[str, str]) -> Re
     return _settle({Source.FLAG: flags, Source.ENVIRONMENT: variables, Source.FILE: file})
 
 
-def options_from_keywords(keywords: Mapping[str, object], environment: Mapping[str, str]) -> Reading:
-    """As `read_options`, with keyword arguments of the Python API in the place of flags."""
+def options_from_keywords(
+    keywords: Mapping[str, object],
+    environment: Mapping[str, str],
+    defaults: Mapping[str, object] = MappingProxyType({}),
+) -> Reading:
+    """As `read_options`, with keyword arguments of the Python API in the place of flags, and `defaults` in the place of
+    the options' own.
+    """
     for name in keywords:
         _known(name, f"keyword {name}")
         if name in _FOR_CLIENTS:
@@ -381,16 +396,17 @@ def options_from_keywords(keywords: Mapping[str, object], environment: Mapping[s
     keywords = {name: value for name, value in keywords.items() if value is not None and value != ""}
     config = keywords.pop(CONFIG, variables.pop(CONFIG, None))
     file = {} if config is None else dict(_read_file(str(config)))
-    return _settle({Source.FLAG: keywords, Source.ENVIRONMENT: variables, Source.FILE: file})
+    return _settle({Source.FLAG: keywords, Source.ENVIRONMENT: variables, Source.FILE: file, Source.DEFAULT: defaults})
 
 
 def _settle(given: Mapping[Source, Mapping[str, object]]) -> Reading:
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     for name, about in ABOUT.items():
-        sources[name] = next((source for source, found in given.items() if name in found), Source.DEFAULT)
-        if sources[name] is not Source.DEFAULT:
-            values[name] = _read_value(name, about, given[sources[name]][name], sources[name])
+        source = next((source for source, found in given.items() if name in found), None)
+        sources[name] = source or Source.DEFAULT
+        if source is not None:
+            values[name] = _read_value(name, about, given[source][name], source)
     options = Options(**values)
     _check_together(options)
     return Reading(options, sources)

@@ -129,6 +129,15 @@ def test_a_closed_one_says_so_and_another_can_follow(demo_folder: Path) -> None:
             ask(llm, "x")
 
 
+@pytest.mark.parametrize(("asked", "seconds"), [({}, "1"), ({"prompt_step": 0.125}, "0.125")])
+def test_steps_are_long_where_nobody_reads_along(
+    demo_folder: Path, capfd: pytest.CaptureFixture[str], asked: dict[str, Any], seconds: str
+) -> None:
+    with LLM(str(demo_folder), **NULL, **asked):
+        pass
+    assert f"prompt_step_s = {seconds}: as asked" in capfd.readouterr().err
+
+
 def test_options_of_serving_are_refused_not_ignored(demo_folder: Path, tmp_path: Path) -> None:
     for keyword, value in (("port", 80), ("api_key", "x"), ("frontends", 2)):
         with pytest.raises(OptionError, match=f"keyword {keyword}: only for `trimaran serve`"):

@@ -138,6 +138,7 @@ OVERRIDES = {
     "max_batched_tokens": 333,
     "max_model_len": 1000,
     "max_chunk_tokens": 100,
+    "prompt_step_s": 0.5,
     "graph_buckets": (1, 8),
     "attention_strategy": AttentionStrategy.TILED,
     "queue_ordering": QueueOrdering.ARRIVAL,

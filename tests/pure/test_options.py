@@ -140,6 +140,13 @@ def test_keywords_of_the_python_api() -> None:
     assert options_from_keywords({"model": "m"}, {"TRIMARAN_PORT": "3"}).options.port == 3, "the environment is shared"
 
 
+def test_defaults_of_the_python_api_give_way() -> None:
+    defaults = {"prompt_step": 1.0}
+    assert options_from_keywords({"model": "m"}, {}, defaults).options.prompt_step == 1.0
+    assert options_from_keywords({"model": "m"}, {"TRIMARAN_PROMPT_STEP": "0.3"}, defaults).options.prompt_step == 0.3
+    assert options_from_keywords({"model": "m", "prompt_step": "auto"}, {}, defaults).options.prompt_step == "auto"
+
+
 def test_a_file_of_options_by_keyword(tmp_path: Path) -> None:
     (tmp_path / "options.yaml").write_text("max_n: 3")
     assert options_from_keywords({"config": str(tmp_path / "options.yaml")}, {}).options.max_n == 3
