@@ -135,6 +135,13 @@ API_BREAKS = (
         ACCESS,
     ),
     Break(
+        "offline, steps are short for nobody",
+        "frontend/client/llm.py",
+        '    _defaults = {"prompt_step": 1.0}\n',
+        "    pass\n",
+        (*OFFLINE, "-k", "steps_are"),
+    ),
+    Break(
         "X5: any scheme may carry the key",
         "frontend/http/access.py",
         'if scheme.lower() == b"bearer" else b""',

@@ -171,6 +171,7 @@ async def _with_trimaran(model: str, plan: dict[str, Any], results: Path) -> Non
     from trimaran import AsyncLLM
 
     options = {"load_format": "dummy", "dtype": "bfloat16", "prefix_caching": False, **plan["options"]}
+    options |= {"prompt_step": 1.0}  # as `LLM` has it, which the other engine is here
     async with AsyncLLM(model, **options) as llm:
         await Tests(Trimaran(llm), plan, results).run()
 
