@@ -261,9 +261,11 @@ def _declared_engine(
     profile = described.profile
     config = described.encoder or described.config
     assert config is not None
-    measured = DtypeMeasurements(Path(configuration.cache_directory), profile, described.num_threads, warn).read()
-    seconds = {dtype: measured[dtype] for dtype in candidates(config.dtype) if dtype in measured}
-    dtype, dtype_decision = choose_dtype(configuration.dtype, config.dtype, profile, seconds or None)
+    seconds = DtypeMeasurements(Path(configuration.cache_directory), profile, described.num_threads, warn).read()
+    makes_vectors = _makes_vectors(configuration, described)
+    dtype, dtype_decision = choose_dtype(
+        configuration.dtype, config.dtype, profile, seconds, makes_vectors=makes_vectors
+    )
     model, kernels, problem = _declared_model(configuration, described, dtype)
     if profile.memory_bytes is None:
         raise Refusal(
@@ -424,18 +426,22 @@ def _settle_dtype(
     on_phase: OnPhase,
 ) -> tuple[str, Decision]:
     """Ranks must agree, so only a group of one measures; several take a measurement that is cached already."""
-    if configuration.dtype != "auto":
-        return choose_dtype(configuration.dtype, config.dtype, described.profile, None)
+    makes_vectors = _makes_vectors(configuration, described)
+    tried = candidates(config.dtype, makes_vectors=makes_vectors)
     cached = DtypeMeasurements(services.cache_dir, described.profile, described.num_threads, services.warn)
     seconds = cached.read()
-    missing = [dtype for dtype in candidates(config.dtype) if dtype not in seconds]
-    is_worth_it = described.profile.platform == "cpu"  # accelerators compute half precision faster, all of them
-    if missing and configuration.num_ranks == 1 and is_worth_it:
+    missing = [dtype for dtype in tried if dtype not in seconds]
+    is_open = configuration.dtype == "auto" and len(tried) > 1 and configuration.num_ranks == 1
+    # accelerators compute half precision faster, all of them
+    if missing and is_open and described.profile.platform == "cpu":
         on_phase("dtype measurement")
         seconds |= {dtype: _measured(described, dtype, services) for dtype in missing}
         cached.write(seconds)
-    wanted = {dtype: seconds[dtype] for dtype in candidates(config.dtype) if dtype in seconds}
-    return choose_dtype("auto", config.dtype, described.profile, wanted)
+    return choose_dtype(configuration.dtype, config.dtype, described.profile, seconds, makes_vectors=makes_vectors)
+
+
+def _makes_vectors(configuration: WorkerConfiguration, described: Described) -> bool:
+    return described.encoder is not None or read_embedding_files(Path(configuration.model)) is not None
 
 
 def _measured(described: Described, dtype: str, services: Services) -> float:

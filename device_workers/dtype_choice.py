@@ -1,6 +1,7 @@
 """Which dtype the model runs in. Torch-free but for `measure`.
 
-`auto` keeps the checkpoint's unless the device cannot do it or a measurement shows another at least a fifth faster.
+`auto` keeps the checkpoint's unless the device cannot do it or a measurement shows another at least a fifth faster. A
+model that makes vectors gets no coarser one for speed: vectors are compared with those that another machine made.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def lacks(dtype: str, profile: DeviceProfile) -> bool:
 
 
 def choose_dtype(
-    asked: str, checkpoint: str, profile: DeviceProfile, seconds: Mapping[str, float] | None
+    asked: str, checkpoint: str, profile: DeviceProfile, seconds: Mapping[str, float], *, makes_vectors: bool = False
 ) -> tuple[str, Decision]:
-    """`seconds` by dtype for the same work, when measured. Raises Refusal as `check_dtype`."""
+    """`seconds` by dtype for the same work, as far as measured. Raises Refusal as `check_dtype`."""
     check_dtype(asked, profile)
     if asked != "auto":
         return asked, Decision(name="dtype", value=asked, reason="asked for by --dtype", overridden=True)
@@ -58,9 +59,13 @@ def choose_dtype(
         fallback = "float16" if _has("float16", profile) else "float32"
         reason = f"the checkpoint's {kept} is not available on {profile.name}"
         return fallback, Decision(name="dtype", value=fallback, reason=reason)
-    if seconds is None or kept not in seconds:
+    others = candidates(checkpoint, makes_vectors=makes_vectors)[1:]
+    if not others:
+        reason = "the checkpoint's: with a coarser one vectors would differ from those of other machines"
+        return kept, Decision(name="dtype", value=kept, reason=reason)
+    if kept not in seconds:
         return kept, Decision(name="dtype", value=kept, reason="the checkpoint's; not measured")
-    return _fastest(kept, seconds)
+    return _fastest(kept, {dtype: seconds[dtype] for dtype in (kept, *others) if dtype in seconds})
 
 
 def _fastest(kept: str, seconds: Mapping[str, float]) -> tuple[str, Decision]:
@@ -73,10 +78,11 @@ def _fastest(kept: str, seconds: Mapping[str, float]) -> tuple[str, Decision]:
     return kept, Decision(name="dtype", value=kept, reason=f"the checkpoint's; speed of others against it: {others}")
 
 
-def candidates(checkpoint: str) -> tuple[str, ...]:
+def candidates(checkpoint: str, *, makes_vectors: bool) -> tuple[str, ...]:
     """float16 is tried only where the checkpoint has it: its range is too small for values of other dtypes."""
     kept = checkpoint if checkpoint in DTYPES else "float32"
-    return tuple(dict.fromkeys((kept, "float32", "bfloat16")))
+    others = ("float32",) if makes_vectors else ("float32", "bfloat16")
+    return tuple(dict.fromkeys((kept, *others)))
 
 
 class DtypeMeasurements:

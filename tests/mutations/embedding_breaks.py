@@ -40,6 +40,13 @@ EMBEDDING_BREAKS = (
         (*SERVED, "-k", "e2"),
     ),
     Break(
+        "E3: vectors are made in whatever dtype is fast here",
+        "device_workers/dtype_choice.py",
+        '    others = ("float32",) if makes_vectors else ("float32", "bfloat16")\n',
+        '    others = ("float32", "bfloat16")\n',
+        ("tests/pure/test_device_rules.py",),
+    ),
+    Break(
         "E3: in a batch the last token of a text is left out",
         "device_workers/models/encoding.py",
         "[:, None] + np.arange(length)\n",

@@ -27,24 +27,24 @@ NEW = replace(OLD, capability=DeviceCapability(architecture="new", features=froz
 
 @pytest.mark.user_pain("D7")
 def test_dtype_without_bfloat16() -> None:
-    dtype, decision = choose_dtype("auto", "bfloat16", OLD, None)
+    dtype, decision = choose_dtype("auto", "bfloat16", OLD, {})
     assert dtype == "float16"
     assert "bfloat16 is not available on an old card" in decision.reason
     with pytest.raises(Refusal, match="--dtype bfloat16.*float32, float16"):
-        choose_dtype("bfloat16", "float16", OLD, None)
+        choose_dtype("bfloat16", "float16", OLD, {})
 
 
 @pytest.mark.parametrize(
     ("seconds", "chosen"),
     [
-        (None, "bfloat16"),
+        ({}, "bfloat16"),
         ({"bfloat16": 1.0, "float32": 0.9}, "bfloat16"),
         ({"bfloat16": 1.0, "float32": 0.8}, "float32"),
         ({"bfloat16": 1.0, "float32": 2.0}, "bfloat16"),
         ({"float32": 0.1}, "bfloat16"),
     ],
 )
-def test_auto_keeps_the_checkpoints_unless_a_fifth_is_gained(seconds: dict[str, float] | None, chosen: str) -> None:
+def test_auto_keeps_the_checkpoints_unless_a_fifth_is_gained(seconds: dict[str, float], chosen: str) -> None:
     dtype, decision = choose_dtype("auto", "bfloat16", NEW, seconds)
     assert (dtype, decision.value) == (chosen, chosen)
     assert decision.reason and not decision.overridden
@@ -53,9 +53,21 @@ def test_auto_keeps_the_checkpoints_unless_a_fifth_is_gained(seconds: dict[str, 
 def test_asked_dtypes() -> None:
     assert choose_dtype("float32", "bfloat16", NEW, {"bfloat16": 0.1, "float32": 9.0})[0] == "float32"
     with pytest.raises(Refusal, match="auto or one of float32, bfloat16, float16"):
-        choose_dtype("int3", "bfloat16", NEW, None)
-    assert "float16" not in candidates("bfloat16")
-    assert candidates("float16")[0] == "float16"
+        choose_dtype("int3", "bfloat16", NEW, {})
+    assert "float16" not in candidates("bfloat16", makes_vectors=False)
+    assert candidates("float16", makes_vectors=False)[0] == "float16"
+
+
+@pytest.mark.user_pain("E3")
+def test_vectors_get_no_coarser_dtype_for_speed() -> None:
+    assert candidates("float32", makes_vectors=True) == ("float32",)
+    assert candidates("bfloat16", makes_vectors=True) == ("bfloat16", "float32")
+    seconds = {"float32": 1.0, "bfloat16": 0.1}
+    dtype, decision = choose_dtype("auto", "float32", NEW, seconds, makes_vectors=True)
+    assert dtype == "float32" and "vectors" in decision.reason
+    assert choose_dtype("auto", "float32", NEW, seconds)[0] == "bfloat16"
+    assert choose_dtype("auto", "bfloat16", NEW, {"float32": 0.1, "bfloat16": 1.0}, makes_vectors=True)[0] == "float32"
+    assert choose_dtype("bfloat16", "float32", NEW, {}, makes_vectors=True)[0] == "bfloat16"
 
 
 @pytest.mark.user_pain("M9")
