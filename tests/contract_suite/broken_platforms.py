@@ -1,7 +1,9 @@
 """Platforms with one thing wrong each, and the words in which the suite must say so."""
 
 import itertools
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +26,7 @@ from trimaran.device_workers.streams.contract import StreamPriority
 from trimaran.ipc.facts import DeviceHealth, MemoryFacts
 from trimaran.kernels.implementation import Communicator, DeclaredImplementation, FunctionKernel, KernelMetadata
 
-from .queued_platform import Lane, LaneEvent, Lanes, QueuedBackend, QueuedPlatform, Tape, TapeGraph
+from .queued_platform import Lane, LaneEvent, Lanes, QueuedBackend, QueuedPlatform, Tape, TapeGraph, Work
 
 
 class Expected(NamedTuple):
@@ -45,11 +47,26 @@ class Careless(QueuedBackend):
         return ExampleMemory(memory._shadow[16 : 16 + num_bytes])
 
 
-class CrowdedLanes(Lanes):
-    """Each stream has several threads, so that its work overtakes itself."""
+class CrowdedLane(Lane):
+    """Has several threads, and begins every other piece of work late, so that the next one overtakes it."""
 
+    def __init__(self, priority: StreamPriority) -> None:
+        super().__init__(priority, num_threads=4)
+        self._numbers = itertools.count()
+
+    def give(self, work: Work) -> "Future[Any]":
+        pause_s = 0.0 if next(self._numbers) % 2 else 0.002
+
+        def run() -> None:
+            time.sleep(pause_s)
+            work()
+
+        return super().give(run)
+
+
+class CrowdedLanes(Lanes):
     def create_stream(self, priority: StreamPriority) -> Lane:
-        self.all.append(Lane(priority, num_threads=4))
+        self.all.append(CrowdedLane(priority))
         return self.all[-1]
 
 
