@@ -19,7 +19,13 @@ from ..ipc.facts import (
     QueueOrdering,
 )
 from ..ipc.worker_messages import Loaded, Settled, WorkerHello
-from .policies import choose_attention_strategy, choose_graph_buckets, choose_prompt_step, choose_queue_ordering
+from .policies import (
+    choose_attention_strategy,
+    choose_batch_invariance,
+    choose_graph_buckets,
+    choose_prompt_step,
+    choose_queue_ordering,
+)
 
 _GIB = 1 << 30
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -63,6 +69,8 @@ def settle(asked: CoreConfiguration, hellos: Sequence[WorkerHello]) -> Settled:
     prompt_step = choose_prompt_step(asked, model, profile)
     kv_dtype = Decision(name="kv_dtype", value=model.kv_dtype, reason="that of the activations")
     decisions = (*sizes.decisions, chunk, prompt_step, graphs, kv_dtype, strategy, ordering)
+    if asked.batch_invariant:
+        decisions += (choose_batch_invariance(asked, model),)
     return Settled(
         block_size=sizes.num("block_size"),
         max_num_seqs=sizes.num("max_num_seqs"),
@@ -73,6 +81,7 @@ def settle(asked: CoreConfiguration, hellos: Sequence[WorkerHello]) -> Settled:
         attention_strategy=AttentionStrategy(strategy.value),
         queue_ordering=QueueOrdering(ordering.value),
         prompt_step_s=float(prompt_step.value),
+        batch_invariant=asked.batch_invariant,
         decisions=decisions,
     )
 

@@ -5,6 +5,7 @@ Each choice is a Decision with its reason, from the device's profile and what th
 
 from collections.abc import Mapping, Sequence
 
+from ..ipc.conditions import Refusal
 from ..ipc.configuration import CoreConfiguration
 from ..ipc.facts import (
     AttentionStrategy,
@@ -114,6 +115,19 @@ def choose_graph_buckets(
     if launch is not None and replay is not None:
         reason = f"measured: a replayed launch takes {replay:g} us, a plain one {launch:g} us"
     return kept, Decision(name=name, value=_listed(kept), reason=reason)
+
+
+def choose_batch_invariance(asked: CoreConfiguration, model: ModelFacts) -> Decision:
+    """Raises Refusal where what a sequence gets cannot be kept apart from its batch."""
+    if model.is_encoder:
+        raise Refusal("--batch-invariant: an encoder's vectors depend on their batch in the last bits; leave it out")
+    if asked.num_ranks > 2:
+        raise Refusal(
+            f"--batch-invariant: {asked.num_ranks} ranks add their parts up in an order that depends on the batch; use "
+            "--tensor-parallel 1 or 2"
+        )
+    reason = "as asked: kernels that compute a row alike in any batch; the others are passed over"
+    return Decision(name="batch_invariant", value="yes", reason=reason, overridden=True)
 
 
 def choose_prompt_step(asked: CoreConfiguration, model: ModelFacts, profile: DeviceProfile) -> Decision:

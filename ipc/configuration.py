@@ -85,6 +85,7 @@ class CoreConfiguration(Struct, frozen=True, kw_only=True, tag="core"):
     max_chunk_tokens: int | None = None
     graph_buckets: tuple[int, ...] | None = None
     enforce_eager: bool = False
+    batch_invariant: bool = False
     attention_strategy: AttentionStrategy | None = None
     prompt_step_s: float | None = None
     queue_ordering: QueueOrdering | None = None

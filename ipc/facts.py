@@ -129,6 +129,7 @@ class Problem(Struct, frozen=True, kw_only=True):
     """What is asked of a kernel. Dtypes are names such as "bfloat16"; zero means the size does not apply.
 
     An implementation that follows the attention strategy asked for goes before the others of its chain.
+    `batch_invariant`: what a row gets may depend neither on the other rows nor on how many there are.
     """
 
     dtype: str
@@ -144,6 +145,7 @@ class Problem(Struct, frozen=True, kw_only=True):
     max_rows: int = 0
     rotary_dim: int = 0
     attention_strategy: AttentionStrategy | None = None
+    batch_invariant: bool = False
 
 
 class Resolution(Struct, frozen=True, kw_only=True):

@@ -28,8 +28,8 @@ class Settled(Struct, frozen=True, kw_only=True):
     """What negotiation settled before weights are read. Counts of tokens, sequences and positions.
 
     `max_chunk_tokens` bounds one prompt's part of a step (0: the whole budget), `prompt_step_s` how long a step with
-    prompts may take that others wait for. `graph_buckets` are the numbers of
-    tokens to capture graphs for; empty where a graph serves every size, or none is wanted.
+    prompts may take that others wait for. `graph_buckets` are the numbers of tokens to capture graphs for; empty where
+    a graph serves every size, or none is wanted. `batch_invariant`: see Problem.
     """
 
     block_size: int
@@ -41,6 +41,7 @@ class Settled(Struct, frozen=True, kw_only=True):
     attention_strategy: AttentionStrategy | None = None
     queue_ordering: QueueOrdering = QueueOrdering.ARRIVAL
     prompt_step_s: float = 0.25
+    batch_invariant: bool = False
     decisions: tuple[Decision, ...] = ()
 
 

@@ -63,13 +63,13 @@ def _cpp_silu_and_mul(profile: DeviceProfile, problem: Problem, services: Servic
 def _cpp_linear(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_cpp.launches import CppLinear
 
-    return CppLinear(_library(services))
+    return CppLinear(_library(services), problem.batch_invariant)
 
 
 def _cpp_paged_attention(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
     from .in_cpp.launches import CppPagedAttention
 
-    return CppPagedAttention(_library(services))
+    return CppPagedAttention(_library(services), problem.batch_invariant)
 
 
 def _cpp_greedy_sample(profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
@@ -343,12 +343,19 @@ def _triton(
 
 def _triton_attention(loader: Loader, suffix: str, strategy: AttentionStrategy, **more: Any) -> DeclaredImplementation:
     return _triton(
-        "paged_attention", loader, suffix=suffix, strategy=strategy, max_head_dim=256, same_kv_dtype=True, **more
+        "paged_attention",
+        loader,
+        suffix=suffix,
+        strategy=strategy,
+        max_head_dim=256,
+        same_kv_dtype=True,
+        depends_on_batch=True,
+        **more,
     )
 
 
-def _plain(name: str, loader: Loader) -> DeclaredImplementation:
-    return DeclaredImplementation(name=f"plain_{name}", kernel=name, loader=loader)
+def _plain(name: str, loader: Loader, **more: Any) -> DeclaredImplementation:
+    return DeclaredImplementation(name=f"plain_{name}", kernel=name, loader=loader, metadata=KernelMetadata(**more))
 
 
 _TRITON_ATTENTION_BULK = _triton_attention(
@@ -393,7 +400,7 @@ _GATHERED_ATTENTION = DeclaredImplementation(
     name="gathered_attention",
     kernel="paged_attention",
     loader=_gathered_attention,
-    metadata=KernelMetadata(strategy=AttentionStrategy.PLAIN),
+    metadata=KernelMetadata(strategy=AttentionStrategy.PLAIN, depends_on_batch=True),
 )
 
 CATALOG: tuple[Implementation, ...] = (
@@ -407,8 +414,8 @@ CATALOG: tuple[Implementation, ...] = (
     _triton("fused_add_rms_norm", _triton_fused_add_rms_norm),
     _plain("fused_add_rms_norm", _plain_fused_add_rms_norm),
     _cpp("linear", _cpp_linear, even_inputs=True),
-    _triton("linear", _triton_linear),
-    _plain("linear", _plain_linear),
+    _triton("linear", _triton_linear, depends_on_batch=True),
+    _plain("linear", _plain_linear, depends_on_batch=True),
     _cpp("rotary_and_kv_write", _cpp_rotary_and_kv_write, same_kv_dtype=True),
     _triton("rotary_and_kv_write", _triton_rotary_and_kv_write, kv_dtypes=_FLOATS, max_head_dim=512),
     _plain("rotary_and_kv_write", _plain_rotary_and_kv_write),
@@ -424,7 +431,7 @@ CATALOG: tuple[Implementation, ...] = (
         _triton_paged_attention_lean, "_lean", AttentionStrategy.LOW_OCCUPANCY, min_shared_memory_bytes=32 << 10
     ),
     _GATHERED_ATTENTION,
-    _plain("paged_attention", _plain_paged_attention),
+    _plain("paged_attention", _plain_paged_attention, depends_on_batch=True),
     _cpp("greedy_sample", _cpp_greedy_sample),
     _triton("greedy_sample", _triton_greedy_sample),
     _plain("greedy_sample", _plain_greedy_sample),
@@ -437,11 +444,11 @@ CATALOG: tuple[Implementation, ...] = (
     _plain("token_logprobs", _plain_token_logprobs),
     _triton("quantize_fp8", _triton_quantize_fp8, features=frozenset({Feature.FP8_E4M3})),
     _plain("quantize_fp8", _plain_quantize_fp8),
-    _triton("norm_linear", _triton_norm_linear),
+    _triton("norm_linear", _triton_norm_linear, depends_on_batch=True),
     _plain("norm_linear", _plain_norm_linear),
-    _triton("norm_gate_up", _triton_norm_gate_up),
+    _triton("norm_gate_up", _triton_norm_gate_up, depends_on_batch=True),
     _plain("norm_gate_up", _plain_norm_gate_up),
-    _triton("linear_add", _triton_linear_add),
+    _triton("linear_add", _triton_linear_add, depends_on_batch=True),
     _plain("linear_add", _plain_linear_add),
     _triton(
         "decode_attention",
@@ -449,6 +456,7 @@ CATALOG: tuple[Implementation, ...] = (
         max_head_dim=256,
         max_head_bytes=512,
         same_kv_dtype=True,
+        depends_on_batch=True,
         not_offered=dict.fromkeys(
             ("gfx1100", "gfx1201"), "keys and values asked for early take more registers than it has"
         ),

@@ -27,6 +27,7 @@ class KernelMetadata:
     there.
     `same_kv_dtype`: the cache must have the model's dtype. `min_shared_memory_bytes`: what one thread block takes.
     `strategy`: the way of walking the cache that it follows; a problem that asks for it puts it first in its chain.
+    `depends_on_batch`: sums are added up in another order for other numbers of rows, or of queries.
     `uses`: names of the implementations that do a part of it; it is forbidden where one of them is.
     """
 
@@ -44,6 +45,7 @@ class KernelMetadata:
     same_kv_dtype: bool = False
     min_shared_memory_bytes: int = 0
     strategy: AttentionStrategy | None = None
+    depends_on_batch: bool = False
     uses: frozenset[str] = frozenset()
 
     def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
@@ -54,6 +56,7 @@ class KernelMetadata:
             or _misfit_choice("kv dtype", problem.kv_dtype, self.kv_dtypes)
             or _misfit_cache(self, problem)
             or _misfit_sizes(self, problem)
+            or _misfit_batch(self, problem)
         )
 
 
@@ -107,6 +110,12 @@ def _misfit_sizes(metadata: KernelMetadata, problem: Problem) -> str | None:
         return f"takes heads of up to {metadata.max_head_bytes} bytes, not {head_bytes}"
     if metadata.block_sizes and block_size and block_size not in metadata.block_sizes:
         return f"takes block sizes {', '.join(str(size) for size in sorted(metadata.block_sizes))}, not {block_size}"
+    return None
+
+
+def _misfit_batch(metadata: KernelMetadata, problem: Problem) -> str | None:
+    if problem.batch_invariant and metadata.depends_on_batch:
+        return "what a row gets depends on how many others there are"
     return None
 
 

@@ -283,7 +283,7 @@ class Registry:
                     f"--kernel {kernel}={pin} does not fit: {reason}; drop the pin or take another"
                 )
             rejected[candidate.name] = reason
-        raise _exhausted(kernel, rejected, demoted, choices)
+        raise _exhausted(problem, kernel, rejected, demoted, choices)
 
 
 def failure_text(error: Exception) -> str:
@@ -307,9 +307,14 @@ def _rejection(
 
 
 def _exhausted(
-    kernel: str, rejected: Mapping[str, str], demoted: Mapping[str, str], choices: KernelChoices
+    problem: Problem, kernel: str, rejected: Mapping[str, str], demoted: Mapping[str, str], choices: KernelChoices
 ) -> Exception:
     story = "; ".join(f"{name}: {reason}" for name, reason in {**rejected, **demoted}.items())
     if choices.forbidden & set(rejected):
         return KernelChoiceRefused(f"no implementation of {kernel} is left ({story}); allow one again")
+    if problem.batch_invariant:
+        return KernelChoiceRefused(
+            f"--batch-invariant: no implementation of {kernel} gives the same alone and in a batch here ({story}); "
+            "leave it out"
+        )
     return RuntimeError(f"no implementation of {kernel} works here ({story})")

@@ -107,6 +107,7 @@ def kernel_problem(config: ModelConfig, shard: Shard, model: ModelFacts, settled
         max_rows=settled.max_num_seqs,
         rotary_dim=config.rotary.rotary_dim,
         attention_strategy=settled.attention_strategy,
+        batch_invariant=settled.batch_invariant,
     )
 
 

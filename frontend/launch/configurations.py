@@ -106,6 +106,7 @@ def core_configuration(
         max_chunk_tokens=_settled(options.max_chunk_tokens),
         graph_buckets=tuple(map(int, options.graph_buckets)) or None,
         enforce_eager=options.enforce_eager,
+        batch_invariant=options.batch_invariant,
         attention_strategy=_chosen(AttentionStrategy, options.attention_strategy),
         prompt_step_s=_settled(options.prompt_step),
         queue_ordering=_chosen(QueueOrdering, options.queue_ordering),

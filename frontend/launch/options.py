@@ -267,6 +267,9 @@ class Options(Struct, frozen=True, kw_only=True):
     enforce_eager: Annotated[
         bool, About("Device", Switch(), "no captured graphs: slower steps, less memory, easier to debug")
     ] = False
+    batch_invariant: Annotated[
+        bool, About("Device", Switch(), "the same text alone and in any batch, by slower kernels")
+    ] = False
     graph_buckets: Annotated[
         tuple[str, ...],
         About("Device", Texts("numbers of tokens with commas between"), "sizes to capture graphs for, instead of ours"),

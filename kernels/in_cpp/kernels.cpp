@@ -242,7 +242,8 @@ template <class T> void rotary_and_kv_write(const Launch& a, const int64_t* size
     }
 }
 
-// ---- linear: pointers out, x, packed, bias (or null); numbers inputs K, outputs N, x stride, out dtype, weight dtype.
+// ---- linear: pointers out, x, packed, bias (or null); numbers inputs K, outputs N, x stride, out dtype, weight dtype,
+// alike (see block_of).
 // Packed: panels of NR outputs, inputs outermost. bfloat16 keeps pairs of inputs of one output side by side. Float32 x may
 // meet bfloat16 weights, which widen exactly: half the memory to read for the same result.
 constexpr int NR = 32;
@@ -350,12 +351,14 @@ void block(const T* panel, const float* const* rows, Vec (*out)[2], int64_t K) {
   for (int m = 0; m < M; ++m) { out[m][0] = acc[m][0]; out[m][1] = acc[m][1]; }
 }
 
-template <class T, bool kDot> int64_t block_of(const T* panel, const float* const* rows, Vec (*out)[2], int64_t K, int64_t M) {
+// `alike`: sums are added up in the same order for any number of rows.
+template <class T, bool kDot>
+int64_t block_of(const T* panel, const float* const* rows, Vec (*out)[2], int64_t K, int64_t M, bool alike) {
   if (M >= 12) { block<T, kDot, 12>(panel, rows, out, K); return 12; }
   if (M > 8) { block<T, kDot, 12>(panel, rows, out, K); return M; }
   if (M > 6) { block<T, kDot, 8>(panel, rows, out, K); return M; }
   if (M > 4) { block<T, kDot, 6>(panel, rows, out, K); return M; }
-  if (M > 2) { block<T, kDot, 4>(panel, rows, out, K); return M; }
+  if (M > 2 || alike) { block<T, kDot, 4>(panel, rows, out, K); return M; }
   if (M == 2) { block<T, kDot, 2>(panel, rows, out, K); return 2; }
   block<T, kDot, 1>(panel, rows, out, K);
   return 1;
@@ -364,6 +367,7 @@ template <class T, bool kDot> int64_t block_of(const T* panel, const float* cons
 template <class T, class Weight = T> void linear(const Launch& a, const int64_t* sizes, Team team) {
   const T *x = at<T>(a, 1), *bias = at<T>(a, 3); const Weight* packed = at<Weight>(a, 2);
   int64_t K = a.numbers[0], N = a.numbers[1], stride = a.numbers[2], out_dtype = a.numbers[3], T_ = sizes[0];
+  bool alike = a.numbers[5];
   constexpr bool kDot = std::is_same_v<T, Bf16> && kBf16Pairs, direct = std::is_same_v<T, float> || kDot;
   constexpr int64_t kRows = 96;  // rows of x that share one pass over a panel
   int64_t panels = (N + NR - 1) / NR, row_pieces = (T_ + kRows - 1) / kRows;
@@ -393,7 +397,7 @@ template <class T, class Weight = T> void linear(const Launch& a, const int64_t*
       for (int64_t i = 0; i < left; ++i) (i < W ? bias0[i] : bias1[i - W]) = value(bias[n + i]);
     const Weight* weights = packed + panel * NR * K;
     for (int64_t r = 0; r < count;) {
-      int64_t done = block_of<Weight, kDot>(weights, rows + r, out, K, count - r);
+      int64_t done = block_of<Weight, kDot>(weights, rows + r, out, K, count - r, alike);
       for (int64_t m = 0; m < done; ++m) {
         int64_t index = (begin + r + m) * N + n;
         put(a.pointers[0], out_dtype, index, out[m][0] + bias0, left);
@@ -405,16 +409,18 @@ template <class T, class Weight = T> void linear(const Launch& a, const int64_t*
 }
 
 // ---- paged_attention: pointers out, q, k cache, v cache, block tables, query starts, kv lengths, rows;
-// numbers heads, kv heads, head size, block size, table width, window; reals scale
+// numbers heads, kv heads, head size, block size, table width, window, alike (a token's sums are added up in the same order
+// whether it is alone or among others); reals scale
 constexpr int kTile = 32;      // cached positions handled together
 constexpr int kPart = 256;     // cached positions that one thread sees at a time
 constexpr int kMaxRows = 48;   // query rows (tokens x heads of a group) handled together in prefill
 
 struct Attention {
-  int64_t H, G, D, S, M, window; float scale; bool is_spread;
+  int64_t H, G, D, S, M, window; float scale; bool alike, is_spread;
   Attention(const Launch& a, const int64_t* sizes, int64_t num_threads)
       : H(a.numbers[0]), G(a.numbers[1]), D(a.numbers[2]), S(a.numbers[3]), M(a.numbers[4]), window(a.numbers[5]),
-        scale(float(a.reals[0])), is_spread(num_threads > 1 && sizes[1] * G < 4 * num_threads) {}
+        scale(float(a.reals[0])), alike(a.numbers[6]),
+        is_spread(!alike && num_threads > 1 && sizes[1] * G < 4 * num_threads) {}
   int64_t first(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
   int64_t parts(int64_t position) const { return (position + 1 - first(position) + kPart - 1) / kPart; }
   int64_t tokens_per_piece() const { return std::max<int64_t>(1, kMaxRows / (H / G)); }
@@ -657,7 +663,8 @@ void prefill_rows(T* out, const T* q, const T* kc, const T* vc, const int32_t* t
     for (int64_t d = 0; d < D; ++d)
       qf[r * DV + d] = value(q[((r / group) * s.H + g * group + r % group) * D + d]) * s.scale;
   const T *keys[kTile], *values[kTile];
-  int64_t last = position + tokens - 1, first = s.window ? std::max<int64_t>(0, position - s.window + 1) : 0;
+  // Tiles begin at the same places whoever is the first token here.
+  int64_t last = position + tokens - 1, first = s.window ? std::max<int64_t>(0, position - s.window + 1) / kTile * kTile : 0;
   for (int64_t begin = first; begin <= last; begin += kTile) {
     int64_t count = std::min<int64_t>(kTile, last + 1 - begin);
     locate(keys, kc, table, s, g, begin, count);
@@ -717,7 +724,7 @@ template <class T> void paged_attention(const Launch& a, const int64_t* sizes, T
       int64_t position = lengths[n] - tokens + t, offset = (starts[n] + t) * s.H * s.D;
       T *o = out + offset, *qq = q + offset;
       if (is_part) decode_part(o, qq, kc, vc, table, s, g, position, n, piece, before);
-      else if (count == 1) decode_rows(o, qq, kc, vc, table, s, g, position);
+      else if (count == 1 && !s.alike) decode_rows(o, qq, kc, vc, table, s, g, position);
       else prefill_rows(o, qq, kc, vc, table, s, g, position, count);
     }
     before += pieces * s.G;

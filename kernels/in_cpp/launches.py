@@ -74,10 +74,15 @@ class CppRotaryAndKvWrite(_CppKernel):
 
 
 class CppPagedAttention(_CppKernel):
+    def __init__(self, library: Library, batch_invariant: bool) -> None:
+        super().__init__(library)
+        self._batch_invariant = batch_invariant
+
     def __call__(self, *arguments: Any) -> None:
         out, q, k_cache, v_cache, block_tables, rows, query_starts, kv_lengths, scale, window, *_ = arguments
         tensors = (out, q, k_cache, v_cache, block_tables, query_starts, kv_lengths, rows)
-        numbers = (q.shape[1], k_cache.shape[2], q.shape[2], k_cache.shape[1], block_tables.stride(0), window)
+        sizes = (q.shape[1], k_cache.shape[2], q.shape[2], k_cache.shape[1], block_tables.stride(0))
+        numbers = (*sizes, window, self._batch_invariant)
         self.library.launch(_code(ATTENTION, q.dtype), tensors, numbers, q.shape[0], kv_lengths.shape[0], real=scale)
 
 
@@ -96,6 +101,10 @@ class PackedWeight(NamedTuple):
 
 
 class CppLinear(_CppKernel):
+    def __init__(self, library: Library, batch_invariant: bool) -> None:
+        super().__init__(library)
+        self._batch_invariant = batch_invariant
+
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         kept = weight.to(torch.bfloat16) if _is_exact_in_bfloat16(weight) else weight
         num_outputs, num_inputs = weight.shape
@@ -105,7 +114,7 @@ class CppLinear(_CppKernel):
         out, x, packed = arguments
         tensors = (out, x, packed.panels, packed.bias_N)
         codes = DTYPE_CODES[out.dtype], DTYPE_CODES[packed.dtype]
-        numbers = (packed.num_inputs, packed.num_outputs, x.stride(0), *codes)
+        numbers = (packed.num_inputs, packed.num_outputs, x.stride(0), *codes, self._batch_invariant)
         self.library.launch(_code(LINEAR, x.dtype), tensors, numbers, x.shape[0])
 
 

@@ -2,11 +2,47 @@
 
 from broken import Break
 
+INVARIANCE = ("tests/numerics/test_batch_invariance.py",)
 VARIANTS = ("tests/numerics/test_engine_variants.py",)
 KERNELS = ("tests/numerics/test_kernels.py",)
 RULES = ("tests/pure/test_device_rules.py",)
 
 NUMERICS_BREAKS = (
+    Break(
+        "Q3: one or two rows are multiplied in another order",
+        "kernels/in_cpp/kernels.cpp",
+        "  if (M > 2 || alike) {",
+        "  if (M > 2) {",
+        (*INVARIANCE, "-k", "products"),
+    ),
+    Break(
+        "Q3: a decode attends in another order than a prompt",
+        "kernels/in_cpp/kernels.cpp",
+        "else if (count == 1 && !s.alike) decode_rows(",
+        "else if (count == 1) decode_rows(",
+        (*INVARIANCE, "-k", "attention"),
+    ),
+    Break(
+        "Q3: tiles of a window begin where the chunk does",
+        "kernels/in_cpp/kernels.cpp",
+        "std::max<int64_t>(0, position - s.window + 1) / kTile * kTile : 0;",
+        "std::max<int64_t>(0, position - s.window + 1) : 0;",
+        (*INVARIANCE, "-k", "attention"),
+    ),
+    Break(
+        "Q3: kernels are not told that they must not depend on the batch",
+        "device_workers/models/facts.py",
+        "        batch_invariant=settled.batch_invariant,\n",
+        "",
+        ("tests/api/test_batch_invariance.py", "-k", "greedy"),
+    ),
+    Break(
+        "Q3: kernels that depend on the batch are taken all the same",
+        "kernels/implementation.py",
+        "    if problem.batch_invariant and metadata.depends_on_batch:\n",
+        "    if False:\n",
+        (*INVARIANCE, "-k", "refused"),
+    ),
     Break(
         "rotary positions begin at nought after a prefix hit",
         "device_workers/execution/batch.py",
