@@ -275,6 +275,33 @@ def test_q2_a_salt_separates_and_the_same_salt_shares(pair: Server) -> None:
     assert len(texts) == 1, "a salt changed the answer"
 
 
+@pytest.mark.long
+@pytest.mark.user_pain("X6")
+def test_x6_time_does_not_tell_what_another_salt_has_cached(demo_folder: Path) -> None:
+    """A prompt that another tenant's salt has cached takes as long as one that nobody has sent."""
+    with Server(demo_folder, "--max-model-len", "2048", script="step_ms=1 prefill_us_per_token=100") as server:
+
+        def first_token_s(first: int, salt: str) -> float:
+            prompt = [first, *range(100, 600)]
+            asked_s = time.monotonic()
+            stream = server.stream(prompt, max_tokens=1, cache_salt=salt)
+            stream.read_until(b"data: ")
+            took_s = time.monotonic() - asked_s
+            stream.read_all()
+            stream.vanish()
+            return took_s
+
+        known, unknown, own = [], [], []
+        for number in range(50):
+            first_token_s(1000 + number, "theirs")
+            known.append(first_token_s(1000 + number, "ours"))
+            unknown.append(first_token_s(2000 + number, "ours"))
+            own.append(first_token_s(1000 + number, "ours"))
+    known_s, unknown_s = statistics.median(known), statistics.median(unknown)
+    assert statistics.median(own) < 0.5 * unknown_s, "the cache is meant to show within a salt"
+    assert abs(known_s - unknown_s) < 0.05 * unknown_s, (known_s, unknown_s)
+
+
 @pytest.mark.user_pain("M10")
 @pytest.mark.model
 def test_m10_the_first_request_is_as_fast_as_the_next(demo_folder: Path) -> None:
