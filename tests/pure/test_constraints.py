@@ -319,6 +319,7 @@ def test_preemption_happens_in_the_property() -> None:
         driver.submit([number, 1], made("json_schema", PERSON), max_tokens=90)
     driver.run()
     assert driver.engine.scheduler.num_preemptions > 0
+    assert not driver.failures and len(driver.finishes) == 9
     for (number, choice), reason in driver.finishes.items():
         if reason is FinishReason.END_TOKEN:
             check_person(driver.text(number, choice))
