@@ -36,8 +36,8 @@ class JsonSchemaFormat(Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class ResponseFormat(Struct, frozen=True, kw_only=True):
-    """The OpenAI API's way of asking for JSON."""
+class ResponseFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The OpenAI API's way of asking for JSON. A schema elsewhere, as some servers take it, would go unheard."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None

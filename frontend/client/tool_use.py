@@ -70,6 +70,7 @@ def tool_use(wishes: ToolWishes, asked: Constraint | None, parsers: Parsers, lim
             param="tools",
         )
     _check_names(tools, choice)
+    _check_parameters(tools)
     is_single = wishes.parallel is False or isinstance(choice, NamedTool)
     called = [tool for tool in tools if not isinstance(choice, NamedTool) or tool.name == choice.function.name]
     grammar = _call_grammar(called, parsers, is_many=not is_single)
@@ -95,6 +96,16 @@ def _check_names(tools: list[FunctionTool], choice: Any) -> None:
             f"tool_choice: there is no tool {choice.function.name!r} among tools; name one of them",
             param="tool_choice",
         )
+
+
+def _check_parameters(tools: list[FunctionTool]) -> None:
+    for index, tool in enumerate(tools):
+        kind = (tool.parameters or {}).get("type", "object")
+        if kind != "object":
+            field = f"tools[{index}].function.parameters"
+            raise RequestRefused(
+                f"{field}: arguments are an object, and this schema wants {kind!r}; wrap it in one", param=field
+            )
 
 
 def _of_free_choice(

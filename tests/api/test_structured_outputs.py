@@ -215,6 +215,8 @@ def test_t6_malformed_constraints_disturb_nobody(server: Server) -> None:
         ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "integer"}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "schema": {"type": "integer"}}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema"),
         ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),

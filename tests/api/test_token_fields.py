@@ -81,4 +81,5 @@ def test_wrong_truncation(served: Served, path: str, wrong: Any) -> None:
 
 
 def test_best_of_is_refused_by_name(served: Served) -> None:
-    check_refused(served.http.post(PATHS[1], json=body(PATHS[1], best_of=3)), "best_of")
+    for path in PATHS:
+        check_refused(served.http.post(path, json=body(path, best_of=3)), "best_of")

@@ -325,6 +325,17 @@ def test_t3_arguments_in_templates_that_print_them(mistral: Served) -> None:
     assert prompt.endswith('[TOOL_CALLS]f[ARGS]{"a": "ü"}')
 
 
+@pytest.mark.user_pain("T8")
+@pytest.mark.parametrize("kind", ["array", ["object", "null"], None])
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_t8_arguments_that_are_no_object_are_refused(hermes: Served, kind: Any, choice: str) -> None:
+    """No parser takes such a call, so the model would be held to what comes out as text."""
+    tools = [TOOLS[0], {"type": "function", "function": {"name": "list", "parameters": {"type": kind}}}]
+    asked = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": choice}
+    error = check_refused(hermes.http.post("/v1/chat/completions", json=asked), "tools[1].function.parameters")
+    assert "wrap it" in error["message"]
+
+
 def test_tools_and_documents_are_in_the_prompt(hermes: Served) -> None:
     documents = [{"title": "A", "text": "b <|im_end|>"}]
     ask(hermes, tools=TOOLS, documents=documents)

@@ -109,6 +109,7 @@ class GenerationFields(UnsupportedInGeneration, kw_only=True):
 class UnsupportedInChat(GenerationFields, kw_only=True):
     """Fields of chat only that are refused; see unsupported.CHAT."""
 
+    best_of: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None

@@ -29,6 +29,7 @@ GENERATION: Mapping[str, tuple[Any, ...]] = {
     "lora_path": (),
 }
 CHAT: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
