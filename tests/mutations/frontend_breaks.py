@@ -31,6 +31,20 @@ FRONTEND_BREAKS = (
         (*REFUSALS, "-k", "l5"),
     ),
     Break(
+        "X3: parts that are no text are passed over",
+        "frontend/http/routes/chat_prompt.py",
+        '        if part.type not in ("text", "input_text", "output_text", "refusal"):\n',
+        "        if part.type == \"image\":\n",
+        (*REFUSALS, "-k", "x3 or x4"),
+    ),
+    Break(
+        "X4: embeddings in a request go unread",
+        "frontend/http/schema/unsupported.py",
+        '    "prompt_embeds": (),\n',
+        "",
+        (*REFUSALS, "-k", "x4"),
+    ),
+    Break(
         "S1: half characters are shown",
         "frontend/text/detokenizer.py",
         "text = self._decoder.decode(self._texts.bytes[id])",

@@ -116,6 +116,13 @@ GRAMMAR_BREAKS = (
         SCHEMAS,
     ),
     Break(
+        "T8: a schema in the wrong place goes unheard",
+        "frontend/client/constraints.py",
+        "class ResponseFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):\n",
+        "class ResponseFormat(Struct, frozen=True, kw_only=True):\n",
+        (*SERVED, "-k", "t8"),
+    ),
+    Break(
         "T9: white space without bound",
         "engine_core/grammar_text.py",
         r'r"[ ]|\n[ ]{0,12}"',
