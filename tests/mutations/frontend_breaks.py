@@ -34,7 +34,7 @@ FRONTEND_BREAKS = (
         "X3: parts that are no text are passed over",
         "frontend/http/routes/chat_prompt.py",
         '        if part.type not in ("text", "input_text", "output_text", "refusal"):\n',
-        "        if part.type == \"image\":\n",
+        '        if part.type == "image":\n',
         (*REFUSALS, "-k", "x3 or x4"),
     ),
     Break(
