@@ -1,11 +1,9 @@
 """What is refused, and how. Rows V1-V6, L4, L5, X2, X5, X7, P6."""
 
-import base64
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,70 +152,6 @@ def test_v4_empty_prompts(served: Served, prompt: Any) -> None:
 )
 def test_v4_empty_and_wrong_messages(served: Served, messages: Any) -> None:
     check_refused(served.http.post("/v1/chat/completions", json={"messages": messages}), "messages")
-
-
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    """A host that a media address could name; it must see no connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(0.2)
-        yield listening
-        with pytest.raises(TimeoutError):
-            listening.accept()
-
-
-@pytest.mark.user_pain("X3")
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "image_url", "image_url": {"url": "URL"}},
-        {"type": "image_url", "image_url": "URL"},
-        {"type": "input_image", "image_url": "URL"},
-        {"type": "video_url", "video_url": {"url": "URL"}},
-        {"type": "audio_url", "audio_url": {"url": "URL"}},
-        {"type": "input_audio", "input_audio": {"data": "URL", "format": "wav"}},
-        {"type": "file", "file": {"file_data": "URL"}},
-        {"type": "text", "text": "look", "image_url": {"url": "URL"}},
-    ],
-    ids=lambda part: "-".join(part),
-)
-def test_x3_nothing_that_a_request_names_is_fetched(
-    served: Served, listener: socket.socket, part: dict[str, Any], tmp_path: Path
-) -> None:
-    """Parts that are not text are refused by name; what else stands beside a text is not looked at."""
-    (tmp_path / "secret").write_text("secret")
-    port = listener.getsockname()[1]
-    for url in (
-        f"http://127.0.0.1:{port}/x",
-        f"http://[::ffff:127.0.0.1]:{port}/x",
-        f"http://localhost:{port}/x",
-        (tmp_path / "secret").as_uri(),
-    ):
-        sent = json.loads(json.dumps(part).replace("URL", url))
-        for role in ("user", "system", "tool"):
-            message = {"role": role, "content": [sent], **({"tool_call_id": "c"} if role == "tool" else {})}
-            answer = served.http.post("/v1/chat/completions", json={**CHAT, "messages": [message]})
-            if part["type"] == "text":
-                assert answer.status_code == 200 and "secret" not in answer.text
-            else:
-                error = check_refused(answer, "messages")
-                assert part["type"] in error["message"] and "text" in error["message"]
-
-
-@pytest.mark.user_pain("X4")
-@pytest.mark.parametrize("blob", [b"\x80\x04K\x05.", b"PK\x03\x04" + b"x" * 100, b"\x00" * 16])
-def test_x4_tensors_in_requests_are_refused(served: Served, blob: bytes) -> None:
-    """As pickle, as an archive of torch, as plain bytes: no field takes one, and none is decoded."""
-    text = base64.b64encode(blob).decode()
-    for value in (text, [text], {"data": text, "shape": [4], "dtype": "float32"}):
-        for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)):
-            check_refused(served.http.post(path, json={**body, "prompt_embeds": value}), "prompt_embeds")
-    for part in ({"type": "image_embeds", "image_embeds": text}, {"type": "prompt_embeds", "data": text}):
-        messages = [{"role": "user", "content": [part]}]
-        error = check_refused(served.http.post("/v1/chat/completions", json={"messages": messages}), "messages")
-        assert part["type"] in error["message"]
-    check_refused(served.http.post("/v1/completions", json={"prompt": {"prompt_embeds": text}}), "prompt")
-    assert not served.core.submits
 
 
 def test_v5_l5_context(served: Served) -> None:
