@@ -212,6 +212,13 @@ def test_inputs_that_are_none(null: Server, wrong: Any) -> None:
 def test_too_many_texts_and_fields_that_are_not_supported(null: Server) -> None:
     assert refused(null, "/v1/embeddings", {"input": ["x"] * 65})["param"] == "input"
     assert refused(null, "/v1/embeddings", {"input": "x", "messages": [{"role": "user"}]})["param"] == "messages"
+    for field, value in {
+        "instruction": "find",
+        "input_type": "query",
+        "task": "x",
+        "add_special_tokens": False,
+    }.items():
+        assert refused(null, "/v1/embeddings", {"input": "x", field: value})["param"] == field
     assert embeddings(null, ["x"] * 64).shape == (64, 48)
     assert refused(null, "/v1/embeddings", {"input": "x", "model": "another"}, 404)["code"] == "model_not_found"
 

@@ -31,6 +31,7 @@ from ..schema.embeddings import (
     VectorFields,
     VectorUsage,
 )
+from ..schema.unsupported import VECTORS, refuse_unsupported
 from ..serving import ServedModel, Serving, new_id
 from .generating import watch
 
@@ -198,8 +199,7 @@ def _pair_wishes(request: VectorFields, instruction: str | None, params: tuple[s
 
 
 def _given_texts(request: EmbeddingRequest) -> list[Text]:
-    if request.messages is not None:
-        raise RequestRefused("messages: not supported here; send the text as input", param="messages")
+    refuse_unsupported(request, VECTORS)
     return given_texts(request.input)
 
 

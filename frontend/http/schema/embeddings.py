@@ -35,7 +35,12 @@ class EmbeddingRequest(VectorFields, kw_only=True):
     normalize: bool | None = None
     prompt_name: str | None = None
     prompt: str | None = None
-    messages: Any = None
+    messages: Any = None  # from here on refused; see unsupported.VECTORS
+    instruction: Any = None
+    input_type: Any = None
+    task: Any = None
+    add_special_tokens: Any = None
+    late_chunking: Any = None
 
 
 class ScoreRequest(VectorFields, kw_only=True):

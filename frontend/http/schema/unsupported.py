@@ -44,6 +44,14 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,),
     "add_special_tokens": (False,),
 }
+VECTORS: Mapping[str, tuple[Any, ...]] = {
+    "messages": (),
+    "instruction": ("",),
+    "input_type": (),
+    "task": (),
+    "add_special_tokens": (True,),
+    "late_chunking": (False,),
+}
 COMPLETIONS: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "thinking_token_budget": ()}
 
 
