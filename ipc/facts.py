@@ -128,7 +128,8 @@ class AttentionStrategy(StrEnum):
 class Problem(Struct, frozen=True, kw_only=True):
     """What is asked of a kernel. Dtypes are names such as "bfloat16"; zero means the size does not apply.
 
-    An implementation that follows the attention strategy asked for goes before the others of its chain.
+    An implementation that follows the attention strategy asked for goes before the others of its chain. `caps_scores`:
+    attention is asked with a soft cap on its scores; `has_sinks`: with a sink of each head.
     """
 
     dtype: str
@@ -144,6 +145,8 @@ class Problem(Struct, frozen=True, kw_only=True):
     max_rows: int = 0
     rotary_dim: int = 0
     attention_strategy: AttentionStrategy | None = None
+    caps_scores: bool = False
+    has_sinks: bool = False
 
 
 class Resolution(Struct, frozen=True, kw_only=True):
