@@ -347,7 +347,8 @@ def _triton_attention(loader: Loader, suffix: str, strategy: AttentionStrategy, 
     )
 
 
-def _plain(name: str, loader: Loader, metadata: KernelMetadata = KernelMetadata()) -> DeclaredImplementation:
+def _plain(name: str, loader: Loader, **more: Any) -> DeclaredImplementation:
+    metadata = KernelMetadata(**more)
     return DeclaredImplementation(name=f"plain_{name}", kernel=name, loader=loader, metadata=metadata)
 
 
@@ -424,7 +425,7 @@ CATALOG: tuple[Implementation, ...] = (
         _triton_paged_attention_lean, "_lean", AttentionStrategy.LOW_OCCUPANCY, min_shared_memory_bytes=32 << 10
     ),
     _GATHERED_ATTENTION,
-    _plain("paged_attention", _plain_paged_attention, KernelMetadata(takes_caps_and_sinks=True)),
+    _plain("paged_attention", _plain_paged_attention, takes_caps_and_sinks=True),
     _cpp("greedy_sample", _cpp_greedy_sample),
     _triton("greedy_sample", _triton_greedy_sample),
     _plain("greedy_sample", _plain_greedy_sample),
