@@ -12,7 +12,7 @@ from ...ipc.facts import Problem
 from ...ipc.worker_messages import Settled
 from ...kernels.trials import DTYPES
 from ..memory.kv_cache import KvLayout
-from ..models.module_config import MODULE_KERNELS, NO_GRAPHS, ModuleConfig, module_problem
+from ..models.module_config import MODULE_KERNELS, NO_GRAPHS, ModuleConfig, activation_bytes, module_problem
 from ..models.module_decoder import ModuleActivations, ModuleDecoder
 from .contract import OnFraction
 from .tensor_engine import StepParts, StepsOnTensors
@@ -41,8 +41,7 @@ class ModuleEngine(StepsOnTensors):
         return module_problem(self._module.config, self.model, settled)
 
     def _make_activations(self, settled: Settled, max_sequences: int) -> ModuleActivations:
-        tokens, rows = settled.max_batched_tokens, max_sequences
-        num_bytes = tokens * self.model.step_bytes_per_token + rows * self.model.step_bytes_per_row
+        num_bytes = activation_bytes(self.model, settled.max_batched_tokens, max_sequences)
         dtype = DTYPES[self.model.dtype]
         return ModuleActivations(num_bytes, max_sequences, self.model.hidden_size, dtype, self._device)
 

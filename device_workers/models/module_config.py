@@ -171,6 +171,12 @@ def module_facts(config: ModuleConfig, *, dtype: str, kv_dtype: str, max_model_l
     )
 
 
+def activation_bytes(model: ModelFacts, num_tokens: int, num_rows: int) -> int:
+    """Of a step, as `module_facts` counts them, without its inputs."""
+    token_bytes = model.step_bytes_per_token - 4 * _NUM_TOKEN_INPUTS
+    return num_tokens * token_bytes + num_rows * (model.step_bytes_per_row - 4 * _NUM_ROW_INPUTS)
+
+
 def module_problem(config: ModuleConfig, model: ModelFacts, settled: Settled) -> Problem:
     """What is asked of every kernel."""
     return Problem(

@@ -134,7 +134,8 @@ def test_memory_and_decisions_are_told(tmp_path: Path, cache: Path) -> None:
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     assert engine.model.weight_bytes == num_bytes <= facts.weight_bytes < 1.05 * num_bytes
     assert engine.model.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4 == facts.kv_bytes_per_block // 16
-    assert facts.activation_bytes > engine.model.step_bytes_per_token * 512
+    settled = {"max_tokens": 512, "max_rows": 40, "max_blocks": 16}
+    assert facts.activation_bytes == pytest.approx(engine.model.step_bytes(**settled), rel=0.01)
     told = {decision.name: decision for decision in engine.decisions}
     assert told["model_code"].value.startswith("transformers ") and "Gemma2ForCausalLM" in told["model_code"].reason
     assert told["graphs"].value == "eager" and "not recorded" in told["graphs"].reason
