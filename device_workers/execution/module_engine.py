@@ -11,7 +11,8 @@ import torch
 from ...ipc.facts import Problem
 from ...ipc.worker_messages import Settled
 from ...kernels.trials import DTYPES
-from ..memory.kv_cache import KvLayout
+from ..memory.kv_cache import KvCache, KvLayout
+from ..models.module_check import check_module, num_check_blocks
 from ..models.module_config import MODULE_KERNELS, NO_GRAPHS, ModuleConfig, activation_bytes, module_problem
 from ..models.module_decoder import ModuleActivations, ModuleDecoder
 from .contract import OnFraction
@@ -62,7 +63,14 @@ class ModuleEngine(StepsOnTensors):
         on_fraction("weights", 1.0)
         decoder = ModuleDecoder(self._module.config, model, self._kernels["paged_attention"])
         self._weight_bytes = decoder.num_bytes
+        self._check(decoder)
         return decoder
+
+    def _check(self, decoder: ModuleDecoder) -> None:
+        """Raises Refusal."""
+        config = self._module.config
+        cache = KvCache(self._layout, num_check_blocks(self._layout.block_size), self._device)
+        check_module(decoder, cache, config.architecture, config.vocab_size, self._device)
 
     def _refuse_graph(self) -> str:
         return "asked for by --enforce-eager" if self._parts.enforce_eager else NO_GRAPHS

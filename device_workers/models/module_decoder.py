@@ -101,6 +101,18 @@ class ModuleDecoder:
             self._step.end()
         return made[0][0], None
 
+    def alone(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """Hidden states `[T, D]` of one whole text by the module's own attention, without a cache."""
+        ids = token_ids_T.long()[None]
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        self._body.set_attn_implementation("eager")
+        try:
+            mask = torch.ones_like(ids)
+            made = self._body(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
+        finally:
+            self._body.set_attn_implementation(PAGED)
+        return made[0][0]  # type: ignore[no-any-return]
+
     def hidden(self, num_tokens: int, *, is_decode: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise AssertionError("nothing of a module is recorded")
 
@@ -150,9 +162,9 @@ def load(
     quiet()
     if dummy_seed is not None:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-        with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(dummy_seed)
-            return built(auto, config, attention, dtype, device)
+            return built(auto, config, attention, dtype, torch.device("cpu")).to(device)
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
         model, told = auto.from_pretrained(

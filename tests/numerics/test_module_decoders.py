@@ -261,6 +261,23 @@ def test_weights_that_are_missing_are_not_invented(tmp_path: Path, cache: Path) 
         start_engine(tmp_path, cache, dtype="float32")
 
 
+def test_positions_by_place_in_the_batch_are_found_out(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that counts positions itself is right alone, and wrong beside others."""
+    from transformers.models.phi3 import modeling_phi3
+
+    rotary = modeling_phi3.Phi3RotaryEmbedding.forward
+
+    def by_place(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return rotary(module, x, torch.arange(x.shape[1], device=x.device)[None])
+
+    save_decoder(Phi3Config(**SIZES), tmp_path)
+    monkeypatch.setattr(modeling_phi3.Phi3RotaryEmbedding, "forward", by_place)
+    with pytest.raises(Refusal, match="texts side by side come to other hidden states"):
+        start_engine(tmp_path, cache, dtype="float32")
+
+
 def test_llama_stays_ours(tmp_path: Path, cache: Path) -> None:
     save_decoder(LlamaConfig(**SIZES), tmp_path)
     found = described(tmp_path, cache)
