@@ -47,7 +47,7 @@ class Mask:
         self.window = window
 
 
-class _Unknown(Exception):
+class UnknownAttention(Exception):
     """Something a paged attention would compute otherwise; the text says what."""
 
 
@@ -67,17 +67,19 @@ class Trace:
         mask: object,
         options: Mapping[str, Any],
     ) -> None:
-        """One call of the attention function. Raises _Unknown."""
+        """One call of the attention function. Raises UnknownAttention."""
         if query.shape[:3:2] != (1, _NUM_TRACED) or key.shape[2] != _NUM_TRACED:
-            raise _Unknown(f"attention of {tuple(query.shape)} over {tuple(key.shape)} is not of a text over itself")
+            raise UnknownAttention(
+                f"attention of {tuple(query.shape)} over {tuple(key.shape)} is not of a text over itself"
+            )
         if not query.shape[-1] == key.shape[-1] == value.shape[-1] or key.shape[1] != value.shape[1]:
-            raise _Unknown(
+            raise UnknownAttention(
                 f"keys of {key.shape[1]} heads of {key.shape[-1]} and values of {value.shape[1]} heads of "
                 f"{value.shape[-1]} do not fit one cache (v_head_dim)"
             )
         name = self._names[id(module)]
         if any(layer.name == name for layer in self.layers):
-            raise _Unknown(f"{name} is used by several layers, whose caches would be one")
+            raise UnknownAttention(f"{name} is used by several layers, whose caches would be one")
         cap, sinks = options.get("softcap"), options.get("s_aux")
         self.layers.append(
             LayerAttention(
@@ -91,19 +93,21 @@ class Trace:
             )
         )
         if options.get("is_causal", True) is False or getattr(module, "is_causal", True) is False:
-            raise _Unknown(f"{name} is not causal (is_causal, use_bidirectional_attention)")
+            raise UnknownAttention(f"{name} is not causal (is_causal, use_bidirectional_attention)")
         known = _HARMLESS | {"softcap", "s_aux", "sliding_window", "is_causal"}
         for option, given in options.items():
             if option not in known and given is not None and given is not False:
-                raise _Unknown(f"{name} gives {option} to its attention, which has no such thing here")
+                raise UnknownAttention(f"{name} gives {option} to its attention, which has no such thing here")
 
 
 def _window(mask: object, named: object) -> int:
     """The mask is what counts in transformers; what the module says must be the same."""
     if not isinstance(mask, Mask):
-        raise _Unknown("a layer attends without a causal mask, or with one of its own making")
+        raise UnknownAttention("a layer attends without a causal mask, or with one of its own making")
     if named is not None and mask.window != named:
-        raise _Unknown(f"a layer says sliding_window {named}, and its mask shows {mask.window or 'all'} positions")
+        raise UnknownAttention(
+            f"a layer says sliding_window {named}, and its mask shows {mask.window or 'all'} positions"
+        )
     return mask.window
 
 
@@ -125,19 +129,21 @@ def _traced_attention(
     return query.transpose(1, 2).contiguous(), None
 
 
-def _traced_mask(*, mask_function: Callable[..., Any], local_size: int | None = None, **rest: Any) -> Mask:
+def traced_mask(*, mask_function: Callable[..., Any], local_size: int | None = None, **rest: Any) -> Mask:
     """The window of a mask, by asking it for a query far behind: it must be of the nearest positions, or of all."""
     far = 3 * (local_size or 0) + 67
     seen = [bool(mask_function(0, 0, torch.tensor(far), torch.tensor(position))) for position in range(far + 2)]
     count = sum(seen)
     if seen != [far - count < position <= far for position in range(far + 2)]:
-        raise _Unknown("the mask of a layer is neither causal nor a sliding window (attention_chunk_size, is_causal)")
+        raise UnknownAttention(
+            "the mask of a layer is neither causal nor a sliding window (attention_chunk_size, is_causal)"
+        )
     if count == far + 1:
         return Mask(0)
     # Chunks look like a window from one place: from others they do not.
     near = [bool(mask_function(0, 0, torch.tensor(far + 1), torch.tensor(position))) for position in range(far + 2)]
     if sum(near) != count:
-        raise _Unknown("the mask of a layer is of chunks (attention_chunk_size)")
+        raise UnknownAttention("the mask of a layer is of chunks (attention_chunk_size)")
     return Mask(count)
 
 
@@ -148,7 +154,7 @@ def trace_module(directory: Path, values: Mapping[str, Any], reason: str) -> Mod
 
     quiet()
     AttentionInterface.register(TRACED, _traced_attention)
-    AttentionMaskInterface.register(TRACED, _traced_mask)
+    AttentionMaskInterface.register(TRACED, traced_mask)
     register()
     config = _auto_config(directory)
     named = next(iter(values.get("architectures") or []), None)
@@ -164,7 +170,7 @@ def trace_module(directory: Path, values: Mapping[str, Any], reason: str) -> Mod
         if decodes:
             return _trace_decoder(config, architecture, transformers.__version__, reason)
         return _trace_encoder(config, architecture, transformers.__version__, reason, files)
-    except _Unknown as unknown:
+    except UnknownAttention as unknown:
         raise Refusal(
             f"{architecture} cannot be served by transformers' modelling code: {unknown}; choose another model"
         ) from None
@@ -203,22 +209,22 @@ def _trace_decoder(config: Any, architecture: str, version: str, reason: str) ->
 
     odd = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
     if odd:
-        raise _Unknown(f"config.json has layer_types {', '.join(odd)}, whose states no paged cache holds")
+        raise UnknownAttention(f"config.json has layer_types {', '.join(odd)}, whose states no paged cache holds")
     model = built(AutoModelForCausalLM, config, TRACED, torch.float32, torch.device("meta"))
     if not getattr(model, "_supports_attention_backend", False):
-        raise _Unknown(f"{type(model).__name__} of transformers {version} takes no attention function")
+        raise UnknownAttention(f"{type(model).__name__} of transformers {version} takes no attention function")
     if getattr(model, "_is_stateful", False):
-        raise _Unknown("it keeps states other than keys and values")
+        raise UnknownAttention("it keeps states other than keys and values")
     limit, why = freeze_rotary(model, config)
     body = body_of(model)
     with _counting(body) as counts:
         layers = _run(body)
     num_layers = int(config.num_hidden_layers)
     if len(layers) != num_layers:
-        raise _Unknown(f"{len(layers)} of its {num_layers} layers attend by transformers' attention interface")
+        raise UnknownAttention(f"{len(layers)} of its {num_layers} layers attend by transformers' attention interface")
     shapes = {(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}
     if len(shapes) > 1:
-        raise _Unknown("its layers have keys and values of different shapes")
+        raise UnknownAttention("its layers have keys and values of different shapes")
     heads, kv_heads, head_dim = shapes.pop()
     chosen = getattr(config, "num_experts_per_tok", 0) or 0
     experts = (
@@ -293,7 +299,7 @@ def body_of(model: Any) -> Any:
     if body is None:
         body = getattr(model, "model", None)
     if body is None or body is model:
-        raise _Unknown(f"{type(model).__name__} has no body apart from its head")
+        raise UnknownAttention(f"{type(model).__name__} has no body apart from its head")
     return body
 
 
@@ -343,7 +349,7 @@ def _run(body: Any) -> list[LayerAttention]:
     try:
         with torch.inference_mode():
             body(input_ids=numbers, position_ids=numbers, attention_mask=numbers + 1, use_cache=False)
-    except (_Unknown, Refusal):
+    except (UnknownAttention, Refusal):
         raise
     except Exception as error:  # a model's code may raise anything
         raise _unusable(body.config, error) from error

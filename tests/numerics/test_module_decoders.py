@@ -19,6 +19,7 @@ from transformers import (
 
 from trimaran.device_workers.boot import Described, describe
 from trimaran.device_workers.execution.contract import StepEngine
+from trimaran.device_workers.models.module_trace import UnknownAttention, traced_mask
 from trimaran.ipc.conditions import Refusal
 
 from ..engine_driver import Answer, EngineDriver, greedy
@@ -225,6 +226,22 @@ def test_refusals_name_what_config_json_says(tmp_path: Path, cache: Path, change
     _only_config(DECODERS["gemma3"](), tmp_path, "Gemma3ForCausalLM", **changes)
     with pytest.raises(Refusal, match=says):
         described(tmp_path, cache)
+
+
+def test_masks_are_read_for_what_they_show() -> None:
+    """Every kind that transformers makes: all positions before, windows, chunks, and both directions."""
+    from transformers import masking_utils
+
+    assert traced_mask(mask_function=masking_utils.causal_mask_function).window == 0
+    for window in (1, 2, 12, 100):
+        sliding = masking_utils.sliding_window_causal_mask_function(window)
+        assert traced_mask(mask_function=sliding, local_size=window).window == window
+    for size in (5, 32, 67, 68):
+        chunks = masking_utils.chunked_causal_mask_function(size, torch.zeros(1, dtype=torch.int64))
+        with pytest.raises(UnknownAttention, match="attention_chunk_size"):
+            traced_mask(mask_function=chunks, local_size=size)
+    with pytest.raises(UnknownAttention, match="neither causal"):
+        traced_mask(mask_function=masking_utils.bidirectional_mask_function)
 
 
 def test_options_that_do_not_go_with_it(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
