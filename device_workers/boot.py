@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as dataclass_replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -27,10 +27,18 @@ from .affinity import stay_near
 from .dtype_choice import DtypeMeasurements, candidates, check_dtype, choose_dtype, lacks, measure
 from .execution.contract import StepEngine
 from .execution.declared_engine import DeclaredEngine, MemoryWishes
-from .models.config import ModelConfig, read_config
+from .models.config import ModelConfig, read_config, read_values
 from .models.embedding_files import read_embedding_files
 from .models.encoder_config import ENCODER_KERNELS, EncoderConfig, encoder_facts, encoder_problem, read_encoder
 from .models.facts import KERNELS, kernel_problem, make_facts, num_sampled_ids
+from .models.module_config import (
+    MODULE_KERNELS,
+    ModuleConfig,
+    module_facts,
+    module_problem,
+    read_module,
+    why_module,
+)
 from .models.sharding import Shard, make_shard
 from .platforms.contract import Backend, Clause, NotSupported, Platform, WorkerGroup
 from .platforms.detection import Detection, Wish, detect, platforms
@@ -40,6 +48,8 @@ from .platforms.plugins import plugin_kernels
 from .profiles.settling import declare_profile, settle_profile
 
 if TYPE_CHECKING:
+    import torch
+
     from .weights.source import OnBytes, WeightSource
     from .weights.upload import Upload
 
@@ -55,7 +65,8 @@ log = logging.getLogger("trimaran.worker")
 class Described:
     """What is known before the device is opened. A declared device has no platform: it is explained, never opened.
 
-    A model is a decoder (`config`, `shard`) or an `encoder`; on a platform that computes nothing it is neither.
+    A model is a decoder (`config`, `shard`), an `encoder`, or a `module` of transformers; on a platform that computes
+    nothing it is none of them.
     """
 
     platform: Platform | None
@@ -64,6 +75,7 @@ class Described:
     config: ModelConfig | None
     shard: Shard | None
     encoder: EncoderConfig | None
+    module: ModuleConfig | None
     registry: Registry
     choices: KernelChoices
     num_threads: int
@@ -77,10 +89,13 @@ def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) ->
     else:
         device = settle_device(configuration, detect_platform(configuration, warn), warn)
     profile = device.profile
-    config = shard = encoder = None
+    config = shard = encoder = module = None
     if device.platform is None or device.platform.computes:
-        encoder = read_encoder(Path(configuration.model))
-        if encoder is None:
+        module = _read_module(configuration)
+        encoder = read_encoder(Path(configuration.model)) if module is None else None
+        if module is not None:
+            _warn_of_limit(module, configuration, warn)
+        elif encoder is None:
             config = read_config(Path(configuration.model))
             shard = make_shard(config, configuration.rank, configuration.num_ranks)
         elif configuration.num_ranks > 1:
@@ -97,6 +112,7 @@ def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) ->
         config=config,
         shard=shard,
         encoder=encoder,
+        module=module,
         registry=registry,
         choices=choices,
         num_threads=configuration.num_threads or _fair_threads(configuration),
@@ -104,9 +120,26 @@ def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) ->
     )
 
 
+def _read_module(configuration: WorkerConfiguration) -> ModuleConfig | None:
+    """None where code of ours computes the model, or its folder has no config.json, which the reading of it refuses."""
+    directory = Path(configuration.model)
+    if not (directory / "config.json").is_file():
+        return None
+    values = read_values(directory)
+    reason = why_module(values, configuration.model_code)
+    return None if reason is None else read_module(directory, values, reason, configuration.num_ranks)
+
+
+def _warn_of_limit(module: ModuleConfig, configuration: WorkerConfiguration, warn: Callable[[str], None]) -> None:
+    if module.limit_reason is not None and configuration.max_model_len is None and not module.is_encoder:
+        warn(f"sequences are at most {module.max_tokens} tokens long: {module.limit_reason}")
+
+
 def strategy_misfits(described: Described, model: ModelFacts) -> dict[AttentionStrategy, str]:
     """Why no implementation of a strategy can serve this model on this device, for those where none can."""
     problem = Problem(dtype=model.dtype, kv_dtype=model.kv_dtype, head_dim=model.head_dim, num_heads=model.num_heads)
+    if described.module is not None:
+        problem = replace(problem, **described.module.score_demands)
     misfits: dict[AttentionStrategy, str] = {}
     for strategy in (AttentionStrategy.BULK_COPY, AttentionStrategy.TILED, AttentionStrategy.LOW_OCCUPANCY):
         chain = [found for found in described.registry.chain("paged_attention") if found.metadata.strategy is strategy]
@@ -224,7 +257,7 @@ def open_engine(
 
     To explain, nothing is opened, and the engine answers the handshake only.
     """
-    if configuration.explain and (described.config or described.encoder) is not None:
+    if configuration.explain and (described.config or described.encoder or described.module) is not None:
         return _declared_engine(configuration, described, warn)
     platform = described.platform
     assert platform is not None, "a declared device cannot be opened"
@@ -240,8 +273,13 @@ def open_engine(
     services = Services(
         num_threads=described.num_threads, cache_dir=cache_dir, warn=warn, device=str(backend.torch_device)
     )
-    if described.encoder is not None:
-        return _encoder_engine(configuration, described, described.encoder, backend, services, on_phase, on_kernels)
+    encoder = described.encoder or described.module
+    if encoder is not None and encoder.is_encoder:
+        return _encoder_engine(configuration, described, encoder, backend, services, on_phase, on_kernels)
+    if described.module is not None:
+        return _module_engine(
+            configuration, described, described.module, platform, backend, services, on_phase, on_kernels
+        )
     return _tensor_engine(configuration, described, platform, backend, services, on_phase, on_kernels)
 
 
@@ -259,7 +297,7 @@ def _declared_engine(
     configuration: WorkerConfiguration, described: Described, warn: Callable[[str], None]
 ) -> StepEngine:
     profile = described.profile
-    config = described.encoder or described.config
+    config = described.encoder or described.config or described.module
     assert config is not None
     seconds = DtypeMeasurements(Path(configuration.cache_directory), profile, described.num_threads, warn).read()
     makes_vectors = _makes_vectors(configuration, described)
@@ -280,7 +318,12 @@ def _declared_engine(
     return DeclaredEngine(
         profile,
         model,
-        (*described.decisions, dtype_decision, *_threads_decision(configuration, described)),
+        (
+            *described.decisions,
+            dtype_decision,
+            *_threads_decision(configuration, described),
+            *(described.module.decisions if described.module is not None else ()),
+        ),
         MemoryFacts(total_bytes=profile.memory_bytes, free_bytes=profile.memory_bytes, ours_bytes=0),
         MemoryWishes(utilization=configuration.memory_utilization, kv_memory_bytes=configuration.kv_memory_bytes),
         resolve,
@@ -296,6 +339,8 @@ def _declared_model(
     if encoder is not None:
         model = encoder_facts(encoder, dtype=dtype, max_model_len=configuration.max_model_len)
         return model, ENCODER_KERNELS, lambda settled: encoder_problem(encoder, model, settled)
+    if described.module is not None:
+        return _declared_module(configuration, described.module, dtype)
     assert config is not None and shard is not None
     model = make_facts(
         config,
@@ -308,10 +353,23 @@ def _declared_model(
     return model, KERNELS, lambda settled: kernel_problem(config, shard, model, settled)
 
 
+def _declared_module(
+    configuration: WorkerConfiguration, module: ModuleConfig, dtype: str
+) -> tuple[ModelFacts, tuple[str, ...], Callable[[Settled], Problem]]:
+    model = _module_facts(configuration, module, dtype)
+    kernels = () if module.is_encoder else MODULE_KERNELS
+    return model, kernels, lambda settled: module_problem(module, model, settled)
+
+
+def _module_facts(configuration: WorkerConfiguration, module: ModuleConfig, dtype: str) -> ModelFacts:
+    kv_dtype, max_model_len = configuration.kv_dtype, configuration.max_model_len
+    return module_facts(module, dtype=dtype, kv_dtype=kv_dtype, max_model_len=max_model_len)
+
+
 def _encoder_engine(
     configuration: WorkerConfiguration,
     described: Described,
-    config: EncoderConfig,
+    config: EncoderConfig | ModuleConfig,
     backend: Backend,
     services: Services,
     on_phase: OnPhase,
@@ -320,14 +378,19 @@ def _encoder_engine(
     from .execution.encoder_engine import EncoderEngine, EncoderParts
 
     dtype, dtype_decision = _settle_dtype(configuration, described, config, services, on_phase)
+    if isinstance(config, ModuleConfig):
+        model = _module_facts(configuration, config, dtype)
+    else:
+        model = encoder_facts(config, dtype=dtype, max_model_len=configuration.max_model_len)
     return EncoderEngine(
         EncoderParts(
             backend=backend,
             profile=described.profile,
             config=config,
-            model=encoder_facts(config, dtype=dtype, max_model_len=configuration.max_model_len),
+            model=model,
             decisions=(*described.decisions, dtype_decision, *_threads_decision(configuration, described)),
             open_source=_source_opener(configuration, dtype, backend),
+            load_module=_module_loader(configuration, is_encoder=True),
             registry=described.registry,
             choices=described.choices,
             services=services,
@@ -389,6 +452,63 @@ def _tensor_engine(
     )
 
 
+def _module_engine(
+    configuration: WorkerConfiguration,
+    described: Described,
+    config: ModuleConfig,
+    platform: Platform,
+    backend: Backend,
+    services: Services,
+    on_phase: OnPhase,
+    on_kernels: OnKernels,
+) -> StepEngine:
+    from .execution.module_engine import ModuleEngine, ModuleParts
+
+    dtype, dtype_decision = _settle_dtype(configuration, described, config, services, on_phase)
+    if lacks(config.dtype, described.profile) and not dtype_decision.overridden:
+        services.warn(f"the model runs in {dtype}: {dtype_decision.reason}")
+    return ModuleEngine(
+        ModuleParts(
+            backend=backend,
+            profile=described.profile,
+            config=config,
+            model=_module_facts(configuration, config, dtype),
+            decisions=(
+                *described.decisions,
+                dtype_decision,
+                *_threads_decision(configuration, described),
+                *config.decisions,
+            ),
+            load_module=_module_loader(configuration, is_encoder=False),
+            num_sampled_ids=num_sampled_ids(Path(configuration.model), config),
+            registry=described.registry,
+            choices=described.choices,
+            services=services,
+            communicator=None,
+            memory_utilization=configuration.memory_utilization,
+            kv_memory_bytes=configuration.kv_memory_bytes,
+            enforce_eager=configuration.enforce_eager,
+            graph_refusal=platform.declines.get(Clause.GRAPH_CAPTURE),
+            on_kernels=on_kernels,
+            num_sharing=described.num_sharing,
+        )
+    )
+
+
+def _module_loader(
+    configuration: WorkerConfiguration, *, is_encoder: bool
+) -> Callable[[torch.dtype, torch.device], Any]:
+    def load_module(dtype: torch.dtype, device: torch.device) -> Any:
+        from .models.module_decoder import load_decoder
+        from .models.module_encoder import load_encoder
+
+        seed = configuration.seed if configuration.load_format == "dummy" else None
+        load = load_encoder if is_encoder else load_decoder
+        return load(Path(configuration.model), seed, dtype, device)
+
+    return load_module
+
+
 def _group(configuration: WorkerConfiguration) -> WorkerGroup:
     return WorkerGroup(
         rank=configuration.rank,
@@ -421,7 +541,7 @@ def _threads_decision(configuration: WorkerConfiguration, described: Described) 
 def _settle_dtype(
     configuration: WorkerConfiguration,
     described: Described,
-    config: ModelConfig | EncoderConfig,
+    config: ModelConfig | EncoderConfig | ModuleConfig,
     services: Services,
     on_phase: OnPhase,
 ) -> tuple[str, Decision]:
@@ -441,7 +561,8 @@ def _settle_dtype(
 
 
 def _makes_vectors(configuration: WorkerConfiguration, described: Described) -> bool:
-    return described.encoder is not None or read_embedding_files(Path(configuration.model)) is not None
+    is_encoder = described.encoder is not None or (described.module is not None and described.module.is_encoder)
+    return is_encoder or read_embedding_files(Path(configuration.model)) is not None
 
 
 def _measured(described: Described, dtype: str, services: Services) -> float:

@@ -34,6 +34,7 @@ class WorkerConfiguration(Struct, frozen=True, kw_only=True, tag="worker"):
     kv_dtype: str = "auto"
     max_model_len: int | None = None
     load_format: str = "auto"
+    model_code: str = "auto"
     memory_utilization: float = 0.9
     kv_memory_bytes: int | None = None
     kernel_pins: dict[str, str] = {}

@@ -129,7 +129,8 @@ class Problem(Struct, frozen=True, kw_only=True):
     """What is asked of a kernel. Dtypes are names such as "bfloat16"; zero means the size does not apply.
 
     An implementation that follows the attention strategy asked for goes before the others of its chain.
-    `batch_invariant`: what a row gets may depend neither on the other rows nor on how many there are.
+    `batch_invariant`: what a row gets may depend neither on the other rows nor on how many there are. `caps_scores`:
+    attention is asked with a soft cap on its scores; `has_sinks`: with a sink of each head.
     """
 
     dtype: str
@@ -146,6 +147,8 @@ class Problem(Struct, frozen=True, kw_only=True):
     rotary_dim: int = 0
     attention_strategy: AttentionStrategy | None = None
     batch_invariant: bool = False
+    caps_scores: bool = False
+    has_sinks: bool = False
 
 
 class Resolution(Struct, frozen=True, kw_only=True):

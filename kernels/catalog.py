@@ -355,7 +355,8 @@ def _triton_attention(loader: Loader, suffix: str, strategy: AttentionStrategy, 
 
 
 def _plain(name: str, loader: Loader, **more: Any) -> DeclaredImplementation:
-    return DeclaredImplementation(name=f"plain_{name}", kernel=name, loader=loader, metadata=KernelMetadata(**more))
+    metadata = KernelMetadata(**more)
+    return DeclaredImplementation(name=f"plain_{name}", kernel=name, loader=loader, metadata=metadata)
 
 
 _TRITON_ATTENTION_BULK = _triton_attention(
@@ -400,7 +401,7 @@ _GATHERED_ATTENTION = DeclaredImplementation(
     name="gathered_attention",
     kernel="paged_attention",
     loader=_gathered_attention,
-    metadata=KernelMetadata(strategy=AttentionStrategy.PLAIN, depends_on_batch=True),
+    metadata=KernelMetadata(strategy=AttentionStrategy.PLAIN, depends_on_batch=True, takes_caps_and_sinks=True),
 )
 
 CATALOG: tuple[Implementation, ...] = (
@@ -431,7 +432,7 @@ CATALOG: tuple[Implementation, ...] = (
         _triton_paged_attention_lean, "_lean", AttentionStrategy.LOW_OCCUPANCY, min_shared_memory_bytes=32 << 10
     ),
     _GATHERED_ATTENTION,
-    _plain("paged_attention", _plain_paged_attention, depends_on_batch=True),
+    _plain("paged_attention", _plain_paged_attention, depends_on_batch=True, takes_caps_and_sinks=True),
     _cpp("greedy_sample", _cpp_greedy_sample),
     _triton("greedy_sample", _triton_greedy_sample),
     _plain("greedy_sample", _plain_greedy_sample),

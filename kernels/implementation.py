@@ -28,6 +28,7 @@ class KernelMetadata:
     `same_kv_dtype`: the cache must have the model's dtype. `min_shared_memory_bytes`: what one thread block takes.
     `strategy`: the way of walking the cache that it follows; a problem that asks for it puts it first in its chain.
     `depends_on_batch`: sums are added up in another order for other numbers of rows, or of queries.
+    `takes_caps_and_sinks`: attention whose scores have a soft cap, whose heads have sinks, or both.
     `uses`: names of the implementations that do a part of it; it is forbidden where one of them is.
     """
 
@@ -46,6 +47,7 @@ class KernelMetadata:
     min_shared_memory_bytes: int = 0
     strategy: AttentionStrategy | None = None
     depends_on_batch: bool = False
+    takes_caps_and_sinks: bool = False
     uses: frozenset[str] = frozenset()
 
     def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
@@ -91,6 +93,12 @@ def _misfit_cache(metadata: KernelMetadata, problem: Problem) -> str | None:
     if metadata.same_kv_dtype and problem.kv_dtype not in (None, problem.dtype):
         return f"needs a cache of the model's dtype {problem.dtype}, not {problem.kv_dtype}"
     return None
+
+
+def _misfit_scores(metadata: KernelMetadata, problem: Problem) -> str | None:
+    if metadata.takes_caps_and_sinks or not (problem.caps_scores or problem.has_sinks):
+        return None
+    return f"has no {'soft cap of scores' if problem.caps_scores else 'attention sinks'}"
 
 
 def _misfit_choice(what: str, value: str | None, allowed: frozenset[str]) -> str | None:
@@ -198,7 +206,10 @@ class DeclaredImplementation:
     metadata: KernelMetadata = KernelMetadata()
 
     def misfit(self, profile: DeviceProfile, problem: Problem) -> str | None:
-        return self.metadata.misfit(profile, problem)
+        misfit = self.metadata.misfit(profile, problem)
+        if misfit is None and self.kernel == "paged_attention":
+            return _misfit_scores(self.metadata, problem)
+        return misfit
 
     def load(self, profile: DeviceProfile, problem: Problem, services: Services) -> Kernel:
         return self.loader(profile, problem, services)

@@ -188,7 +188,7 @@ def _paged_attention(
     starts = torch.tensor((0, *num_queries), dtype=torch.int32).cumsum(0).to(torch.int32)
     kv_lengths = torch.tensor(lengths, dtype=torch.int32)
     window = 24 if problem.head_dim % 32 else 0
-    arguments = (
+    arguments: tuple[Any, ...] = (
         torch.empty_like(q),
         q,
         k_cache,
@@ -201,6 +201,9 @@ def _paged_attention(
         window,
         HostLengths(starts.numpy(), kv_lengths.numpy()),
     )
+    if problem.caps_scores or problem.has_sinks:
+        sinks = torch.randn(problem.num_heads, generator=generator) if problem.has_sinks else None
+        arguments = (*arguments, 1.5 if problem.caps_scores else 0.0, sinks)
     return Trial(arguments=arguments, written=(0,), tolerance=_tolerance(problem))
 
 

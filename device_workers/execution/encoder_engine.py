@@ -26,6 +26,8 @@ from ..memory.staging import HostLink, Readback
 from ..models.encoder import Encoder, EncoderInputs, EncoderReader
 from ..models.encoder_config import ENCODER_KERNELS, EncoderConfig, encoder_problem
 from ..models.encoding import group_by_length
+from ..models.module_config import ModuleConfig
+from ..models.module_encoder import ModuleEncoder
 from ..platforms.contract import Backend
 from ..weights.source import OnBytes, WeightSource
 from .contract import LoadFacts, OnFraction, Spending
@@ -44,10 +46,11 @@ class EncoderParts:
 
     backend: Backend
     profile: DeviceProfile
-    config: EncoderConfig
+    config: EncoderConfig | ModuleConfig
     model: ModelFacts
     decisions: tuple[Decision, ...]
     open_source: Callable[[OnBytes], WeightSource]
+    load_module: Callable[[torch.dtype, torch.device], Any] | None = None
     registry: Registry
     choices: KernelChoices
     services: Services
@@ -93,7 +96,7 @@ class EncoderEngine:
         self._parts = parts
         self.profile = parts.profile
         self.model = parts.model
-        self.decisions = (*parts.decisions, parts.config.decision)
+        self.decisions = (*parts.decisions, *parts.config.decisions)
         memory = parts.backend.memory_facts()
         self._shared_limit = shared_limit(parts.profile, memory.total_bytes, parts.num_sharing)
         self.spending: Spending | None = plan_spending(
@@ -122,17 +125,10 @@ class EncoderEngine:
     @torch.inference_mode()
     def load(self, settled: Settled, on_fraction: OnFraction) -> LoadFacts:
         parts = self._parts
-        problem = encoder_problem(parts.config, self.model, settled)
-        self._kernels.prepare(ENCODER_KERNELS, problem, lambda: on_fraction("kernel compilation", 0.0))
-        for name in ENCODER_KERNELS:
-            self._kernels.load(name, problem)
-        on_fraction("kernels", 1.0)
-        source = parts.open_source(lambda done, total: on_fraction("weights", min(done / max(total, 1), 1.0)))
-        linear = self._kernels["linear"]
-        weights = EncoderReader(parts.config, source, linear, DTYPES[self.model.dtype], self._device).read()  # type: ignore[arg-type]
-        parts.backend.synchronize()  # copies from the source's buffers, which end here
-        self._encoder = Encoder(parts.config, weights, linear)  # type: ignore[arg-type]
-        self._weight_bytes = weights.num_bytes
+        if isinstance(parts.config, ModuleConfig):
+            self._load_module(parts.config, on_fraction)
+        else:
+            self._load_own(parts.config, settled, on_fraction)
         self._max_tokens = settled.max_batched_tokens
         activation_bytes = self.model.step_bytes(
             max_tokens=settled.max_batched_tokens, max_rows=settled.max_num_seqs, max_blocks=0
@@ -155,6 +151,29 @@ class EncoderEngine:
             kv_budget_bytes=0,
             kv_bytes_per_block=0,
         )
+
+    def _load_own(self, config: EncoderConfig, settled: Settled, on_fraction: OnFraction) -> None:
+        parts, problem = self._parts, encoder_problem(config, self.model, settled)
+        self._kernels.prepare(ENCODER_KERNELS, problem, lambda: on_fraction("kernel compilation", 0.0))
+        for name in ENCODER_KERNELS:
+            self._kernels.load(name, problem)
+        on_fraction("kernels", 1.0)
+        source = parts.open_source(lambda done, total: on_fraction("weights", min(done / max(total, 1), 1.0)))
+        linear = self._kernels["linear"]
+        weights = EncoderReader(config, source, linear, DTYPES[self.model.dtype], self._device).read()  # type: ignore[arg-type]
+        parts.backend.synchronize()  # copies from the source's buffers, which end here
+        self._encoder: Encoder | ModuleEncoder = Encoder(config, weights, linear)  # type: ignore[arg-type]
+        self._weight_bytes = weights.num_bytes
+
+    def _load_module(self, config: ModuleConfig, on_fraction: OnFraction) -> None:
+        assert self._parts.load_module is not None
+        on_fraction("weights", 0.0)
+        with torch.inference_mode(False):
+            model = self._parts.load_module(DTYPES[self.model.dtype], self._device)
+        self._parts.backend.synchronize()
+        on_fraction("weights", 1.0)
+        self._encoder = encoder = ModuleEncoder(config, model)
+        self._weight_bytes = encoder.num_bytes
 
     def allocate(self, num_blocks: int) -> None:
         """Nothing is kept between steps."""

@@ -107,6 +107,7 @@ class KernelSet:
         self._kernels: dict[str, GuardedKernel] = {}
         self._is_recording = False
         self._found: dict[str, Resolution] = {}
+        self._problems: dict[str, Problem] = {}
 
     @property
     def resolutions(self) -> tuple[Resolution, ...]:
@@ -144,7 +145,7 @@ class KernelSet:
 
     def load(self, name: str, problem: Problem) -> None:
         """Raises KernelChoiceRefused, or RuntimeError when the whole chain fails."""
-        self._problem = problem
+        self._problems[name] = problem
         kernel, self._found[name] = self._registry.load(name, self._profile, problem, self._services, self._choices)
         guard = PackedKernel if name in PACKED else GuardedKernel
         self._kernels[name] = guard(name, kernel, self._replace)
@@ -184,7 +185,7 @@ class KernelSet:
         reason = f"failed while serving: {failure_text(error)}"
         try:
             kernel, resolution = self._registry.replace(
-                failed, reason, self._profile, self._problem, self._services, self._choices
+                failed, reason, self._profile, self._problems[name], self._services, self._choices
             )
         except (KernelChoiceRefused, RuntimeError) as refusal:
             raise StepFailed(f"kernel {name}: {failed.chosen} {reason}, and nothing takes over: {refusal}") from error

@@ -9,16 +9,17 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
-from ...ipc.facts import SPARE_ROWS, Decision, DeviceHealth, DeviceProfile, Feature, ModelFacts, Resolution
+from ...ipc.facts import SPARE_ROWS, Decision, DeviceHealth, DeviceProfile, Feature, ModelFacts, Problem, Resolution
 from ...ipc.plan import StepPlan, TokenMasks, WorkFlag
 from ...ipc.worker_messages import Settled
 from ...kernels.compilations import Compilations, compiling
-from ...kernels.implementation import Communicator, HostLengths, Services
+from ...kernels.implementation import Communicator, HostLengths, Kernel, Services
 from ...kernels.registry import KernelChoices, Registry, failure_text
 from ...kernels.trials import DTYPES
 from ..memory.exhaustion import exhaustion_as_memory_error
@@ -53,16 +54,13 @@ _NO_ROWS: Array = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineParts:
-    """What boot settled before the engine exists."""
+class StepParts:
+    """What boot settled before the engine exists, whatever computes the model."""
 
     backend: Backend
     profile: DeviceProfile
-    config: ModelConfig
-    shard: Shard
     model: ModelFacts
     decisions: tuple[Decision, ...]
-    open_source: Callable[[OnBytes], WeightSource]
     num_sampled_ids: int
     registry: Registry
     choices: KernelChoices
@@ -76,10 +74,56 @@ class EngineParts:
     num_sharing: int = 1
 
 
-class TensorEngine:
-    """A StepEngine. Everything runs under inference mode on the step thread."""
+@dataclass(frozen=True, kw_only=True)
+class EngineParts(StepParts):
+    """The same of a model that is computed by code of ours."""
 
-    def __init__(self, parts: EngineParts) -> None:
+    config: ModelConfig
+    shard: Shard
+    open_source: Callable[[OnBytes], WeightSource]
+
+
+class StepDecoder(Protocol):
+    """What computes a step: see `models.decoder.Decoder`."""
+
+    fuses_decodes: bool
+    decode_attention: Kernel | None
+
+    def forward(
+        self,
+        batch: StepTensors,
+        cache: tuple[tuple[torch.Tensor, torch.Tensor], ...],
+        on_layer: Callable[[], None],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+
+    def hidden(self, num_tokens: int, *, is_decode: bool) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+
+    def logits(self, residual_RD: torch.Tensor, delta_RD: torch.Tensor | None) -> torch.Tensor: ...
+
+    def last_hidden(self, residual_RD: torch.Tensor, delta_RD: torch.Tensor | None) -> torch.Tensor: ...
+
+
+class StepBuffers(Protocol):
+    """What a step computes in: see `models.decoder.Activations`. `reserved_bytes` of `num_bytes` are not taken yet."""
+
+    num_bytes: int
+    reserved_bytes: int
+    max_rows: int
+
+    def hidden(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+
+
+class StepsOnTensors:
+    """A StepEngine but for its model: subclasses load kernels, make buffers and load the decoder. Everything runs under
+    inference mode on the step thread.
+    """
+
+    _activations: StepBuffers
+    _decoder: StepDecoder
+    _layout: KvLayout
+    _weight_bytes: int
+
+    def __init__(self, parts: StepParts) -> None:
         self._parts = parts
         self.profile = parts.profile
         self.model = parts.model
@@ -133,95 +177,49 @@ class TensorEngine:
         )
 
     def _load_kernels(self, settled: Settled, on_fraction: OnFraction) -> None:
-        parts = self._parts
-        problem = kernel_problem(parts.config, parts.shard, self.model, settled)
-        self._kernels.prepare(KERNELS, problem, lambda: on_fraction("kernel compilation", 0.0))
-        for index, name in enumerate(KERNELS):
-            on_fraction("kernels", index / len(KERNELS))
+        problem, names = self._problem(settled), self._kernel_names
+        self._kernels.prepare(names, problem, lambda: on_fraction("kernel compilation", 0.0))
+        for index, name in enumerate(names):
+            on_fraction("kernels", index / len(names))
             self._kernels.load(name, problem)
         on_fraction("kernels", 1.0)
+
+    @property
+    def _kernel_names(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def _problem(self, settled: Settled) -> Problem:
+        """What is asked of every kernel."""
+        raise NotImplementedError
+
+    def _make_activations(self, settled: Settled, max_sequences: int) -> StepBuffers:
+        raise NotImplementedError
+
+    def _make_layout(self, settled: Settled) -> KvLayout:
+        raise NotImplementedError
+
+    def _load_decoder(self, settled: Settled, on_fraction: OnFraction) -> StepDecoder:
+        """Sets `_weight_bytes` too."""
+        raise NotImplementedError
 
     def _make_buffers(self, settled: Settled) -> None:
         """Of steps: what they read and write but for weights and cache."""
         parts, max_sequences = self._parts, settled.max_num_seqs + SPARE_ROWS
-        self._activations = Activations(
-            parts.config,
-            parts.shard,
-            max_tokens=settled.max_batched_tokens,
-            max_rows=max_sequences,
-            dtype=DTYPES[self.model.dtype],
-            device=self._device,
-        )
+        self._activations = self._make_activations(settled, max_sequences)
         self._table = RowTable(-(-settled.max_model_len // settled.block_size), max_sequences)
         self._builder = BatchBuilder(
             settled.max_batched_tokens, max_sequences, self._table, settled.block_size, parts.backend
         )
-        self._layout = KvLayout(
-            num_layers=parts.config.num_layers,
-            num_kv_heads=parts.shard.num_kv_heads,
-            head_dim=parts.config.head_dim,
-            block_size=settled.block_size,
-            dtype=DTYPES[self.model.kv_dtype],
-        )
+        self._layout = self._make_layout(settled)
 
     @contextmanager
     def _compiling_steps(self, on_fraction: OnFraction) -> Iterator[None]:
-        """Meanwhile other threads compile what steps will launch; at the end all of it is there."""
-        if not self._kernels.are_compiled:
-            yield
-            return
-        with self._kernels.together() as may:
-            if not may:
-                yield
-                return
-            services = self._parts.services
-            with compiling(services.num_threads, services.device):
-                on_fraction("rehearsal", 0.0)
-                self._rehearse()
-                yield
-                on_fraction("step compilation", 0.0)
-
-    def _rehearse(self) -> None:
-        parts = self._parts
-        try:
-            rehearse(
-                parts.config,
-                parts.shard,
-                self._kernels,
-                self._activations,
-                self._builder,
-                self._layout,
-                self._settled,
-                num_sampled_ids=parts.num_sampled_ids,
-                fuses=parts.communicator is None and all(map(self._serves, FusedKernels.__dataclass_fields__)),
-                draws_on_device=self._draws_on_device,
-                attends_to_decodes=self._serves("decode_attention"),
-            )
-        except Exception as error:  # kernels may raise anything; whoever calls them next says so
-            log.info("not all that steps launch is compiled ahead: %s", failure_text(error))
-        parts.backend.release_cached_memory()
+        """Round the loading of weights: meanwhile what steps will launch may be compiled."""
+        yield
 
     def _load_weights(self, settled: Settled, on_fraction: OnFraction) -> None:
-        parts, dtype = self._parts, DTYPES[self.model.dtype]
-        kernels = DecoderKernels(**{name: self._kernels[name] for name in DecoderKernels.__dataclass_fields__})  # type: ignore[arg-type]
-        source = parts.open_source(lambda done, total: on_fraction("weights", min(done / max(total, 1), 1.0)))
-        reader = WeightReader(parts.config, parts.shard, source, kernels.linear, dtype, self._device)
-        weights = reader.read()
-        parts.backend.synchronize()  # copies from the source's buffers, which end here
-        self._weight_bytes = weights.num_bytes
-        max_sequences = settled.max_num_seqs + SPARE_ROWS
-        self._decoder = Decoder(
-            parts.config,
-            parts.shard,
-            weights,
-            kernels,
-            self._activations,
-            settled.max_model_len,
-            parts.communicator,
-            self._device,
-            self._fused_kernels(),
-            self._kernels["decode_attention"] if self._serves("decode_attention") else None,
-        )
+        parts, max_sequences = self._parts, settled.max_num_seqs + SPARE_ROWS
+        self._decoder = self._load_decoder(settled, on_fraction)
         self._graphs = Graphs(
             parts.backend, self._builder, max_sequences, self._forward_recorded, self._to_tokens_recorded
         )
@@ -238,11 +236,6 @@ class TensorEngine:
         draws_on_device = Feature.FP64 in self.profile.capability.features
         return draws_on_device
 
-    def _fused_kernels(self) -> FusedKernels | None:
-        """None where the plain references would have to serve: they are slower than the ordinary path."""
-        names = FusedKernels.__dataclass_fields__
-        return FusedKernels(**{name: self._kernels[name] for name in names}) if all(map(self._serves, names)) else None
-
     def _serves(self, name: str) -> bool:
         """Whether anything but the plain reference was found for a kernel that only saves time."""
         chosen = next(found.chosen for found in self._kernels.resolutions if found.kernel == name)
@@ -250,6 +243,10 @@ class TensorEngine:
 
     def _plan_memory(self) -> MemoryPlan:
         parts, memory = self._parts, self._parts.backend.memory_facts()
+        reserved = self._activations.reserved_bytes
+        memory = replace(
+            memory, free_bytes=max(memory.free_bytes - reserved, 0), ours_bytes=memory.ours_bytes + reserved
+        )
         return plan_memory(
             memory,
             weight_bytes=self._weight_bytes,
@@ -366,7 +363,11 @@ class TensorEngine:
             graph.replay(size.num_tokens, size.num_sequences, self.progress.counter)
             self._hidden = self._decoder.hidden(size.num_tokens, is_decode=size.is_decode)
             if self._graphs.hold_tokens:
-                self._logits = self._activations.logits_RV[: size.num_sequences]
+                self._logits = self._recorded_buffer()[: size.num_sequences]
+
+    def _recorded_buffer(self) -> torch.Tensor:
+        """Where recordings leave logits."""
+        raise NotImplementedError
 
     def _forward_eagerly(self, size: StepSize, host: HostLengths | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states as the decoder leaves them."""
@@ -500,3 +501,104 @@ class TensorEngine:
         self._penalties.clear()
         self._batch = self._hidden = self._logits = None
         self.progress.end()
+
+
+class TensorEngine(StepsOnTensors):
+    """A StepEngine of a decoder of ours."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        super().__init__(parts)
+        self._own = parts
+
+    @property
+    def _kernel_names(self) -> tuple[str, ...]:
+        return KERNELS
+
+    def _problem(self, settled: Settled) -> Problem:
+        return kernel_problem(self._own.config, self._own.shard, self.model, settled)
+
+    def _make_activations(self, settled: Settled, max_sequences: int) -> Activations:
+        self._buffers = Activations(
+            self._own.config,
+            self._own.shard,
+            max_tokens=settled.max_batched_tokens,
+            max_rows=max_sequences,
+            dtype=DTYPES[self.model.dtype],
+            device=self._device,
+        )
+        return self._buffers
+
+    def _recorded_buffer(self) -> torch.Tensor:
+        return self._buffers.logits_RV
+
+    def _make_layout(self, settled: Settled) -> KvLayout:
+        return KvLayout(
+            num_layers=self._own.config.num_layers,
+            num_kv_heads=self._own.shard.num_kv_heads,
+            head_dim=self._own.config.head_dim,
+            block_size=settled.block_size,
+            dtype=DTYPES[self.model.kv_dtype],
+        )
+
+    @contextmanager
+    def _compiling_steps(self, on_fraction: OnFraction) -> Iterator[None]:
+        """Meanwhile other threads compile what steps will launch; at the end all of it is there."""
+        if not self._kernels.are_compiled:
+            yield
+            return
+        with self._kernels.together() as may:
+            if not may:
+                yield
+                return
+            services = self._parts.services
+            with compiling(services.num_threads, services.device):
+                on_fraction("rehearsal", 0.0)
+                self._rehearse()
+                yield
+                on_fraction("step compilation", 0.0)
+
+    def _rehearse(self) -> None:
+        parts = self._own
+        try:
+            rehearse(
+                parts.config,
+                parts.shard,
+                self._kernels,
+                self._buffers,
+                self._builder,
+                self._layout,
+                self._settled,
+                num_sampled_ids=parts.num_sampled_ids,
+                fuses=parts.communicator is None and all(map(self._serves, FusedKernels.__dataclass_fields__)),
+                draws_on_device=self._draws_on_device,
+                attends_to_decodes=self._serves("decode_attention"),
+            )
+        except Exception as error:  # kernels may raise anything; whoever calls them next says so
+            log.info("not all that steps launch is compiled ahead: %s", failure_text(error))
+        parts.backend.release_cached_memory()
+
+    def _load_decoder(self, settled: Settled, on_fraction: OnFraction) -> Decoder:
+        parts, dtype = self._own, DTYPES[self.model.dtype]
+        kernels = DecoderKernels(**{name: self._kernels[name] for name in DecoderKernels.__dataclass_fields__})  # type: ignore[arg-type]
+        source = parts.open_source(lambda done, total: on_fraction("weights", min(done / max(total, 1), 1.0)))
+        reader = WeightReader(parts.config, parts.shard, source, kernels.linear, dtype, self._device)
+        weights = reader.read()
+        parts.backend.synchronize()  # copies from the source's buffers, which end here
+        self._weight_bytes = weights.num_bytes
+        return Decoder(
+            parts.config,
+            parts.shard,
+            weights,
+            kernels,
+            self._buffers,
+            settled.max_model_len,
+            parts.communicator,
+            self._device,
+            self._fused_kernels(),
+            self._kernels["decode_attention"] if self._serves("decode_attention") else None,
+        )
+
+    def _fused_kernels(self) -> FusedKernels | None:
+        """None where the plain references would have to serve: they are slower than the ordinary path."""
+        names = FusedKernels.__dataclass_fields__
+        return FusedKernels(**{name: self._kernels[name] for name in names}) if all(map(self._serves, names)) else None

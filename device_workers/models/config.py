@@ -77,6 +77,11 @@ class ModelConfig:
     windows: tuple[int, ...]
 
 
+def is_own_decoder(values: Mapping[str, Any]) -> bool:
+    """Whether config.json names an architecture of these families."""
+    return any(named in FAMILIES or named in _HEADLESS for named in values.get("architectures") or [])
+
+
 def read_config(directory: Path) -> ModelConfig:
     """Raises Refusal when the directory holds no configuration or a model that is not supported."""
     return parse_config(read_values(directory))

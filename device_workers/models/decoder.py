@@ -94,6 +94,8 @@ class StepTensors:
 class Activations:
     """Buffers of a forward pass, made once for the largest step and reused by every layer."""
 
+    reserved_bytes = 0
+
     def __init__(
         self,
         config: ModelConfig,

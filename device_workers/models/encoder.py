@@ -20,7 +20,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": torch.nn.functional.gelu,
     "relu": torch.nn.functional.relu,
 }
-_POOLS = {PoolingKind.MEAN: pool_mean, PoolingKind.CLS: pool_first, PoolingKind.LAST: pool_last}
+POOLS = {PoolingKind.MEAN: pool_mean, PoolingKind.CLS: pool_first, PoolingKind.LAST: pool_last}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Encoder:
         self._weights = weights
         self._linear = linear
         self._activate = _ACTIVATIONS[config.activation]
-        self._pool = _POOLS[config.pooling.kind]
+        self._pool = POOLS[config.pooling.kind]
 
     def forward(self, inputs: EncoderInputs, on_layer: Callable[[], None]) -> torch.Tensor:
         """`[T, D]`, the last hidden states. `on_layer` is called after each layer."""

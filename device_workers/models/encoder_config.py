@@ -41,6 +41,7 @@ class EncoderConfig:
     activation: str
     dtype: str
     files: EmbeddingFiles | None
+    is_encoder = True
 
     @property
     def head_dim(self) -> int:
@@ -64,12 +65,17 @@ class EncoderConfig:
         )
 
     @property
-    def decision(self) -> Decision:
+    def decisions(self) -> tuple[Decision, ...]:
         """How it pools, and who says so."""
         facts = self.pooling
         value = f"{facts.kind.value}, {'normalised' if facts.normalizes else 'as it is'}"
         reason = self.files.source if self.files is not None else "the model's folder has no modules.json"
-        return Decision(name="pooling", value=value, reason=reason)
+        return (Decision(name="pooling", value=value, reason=reason),)
+
+
+def is_own_encoder(values: Mapping[str, Any]) -> bool:
+    """Whether config.json names an architecture of these families."""
+    return any(named in _FAMILIES for named in values.get("architectures") or [])
 
 
 def read_encoder(directory: Path) -> EncoderConfig | None:

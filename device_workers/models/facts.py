@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -111,6 +112,13 @@ def kernel_problem(config: ModelConfig, shard: Shard, model: ModelFacts, settled
     )
 
 
+class HasVocabulary(Protocol):
+    """A configuration that says how many ids there are."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
 class _Added(msgspec.Struct):
     id: int
 
@@ -124,7 +132,7 @@ class _Tokenizer(msgspec.Struct):
     added_tokens: list[_Added] = []
 
 
-def num_sampled_ids(directory: Path, config: ModelConfig) -> int:
+def num_sampled_ids(directory: Path, config: HasVocabulary) -> int:
     """Ids below this have a token; those above pad the weights and must never be sampled. Read from tokenizer.json,
     where there is one that says so; else the config's vocabulary counts."""
     try:

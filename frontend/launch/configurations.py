@@ -153,6 +153,7 @@ def worker_configuration(
         kv_dtype=options.kv_dtype,
         max_model_len=_settled(options.max_model_len),
         load_format=options.load_format,
+        model_code=options.model_code,
         memory_utilization=options.memory_utilization,
         kv_memory_bytes=_settled(options.kv_memory_bytes),
         kernel_pins=options.kernel,

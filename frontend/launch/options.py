@@ -93,6 +93,14 @@ class Options(Struct, frozen=True, kw_only=True):
         Literal["auto", "dummy"],
         About("Model", Choice(("auto", "dummy")), "dummy makes random weights, to try a shape without its files"),
     ] = "auto"
+    model_code: Annotated[
+        Literal["auto", "own", "transformers"],
+        About(
+            "Model",
+            Choice(("auto", "own", "transformers")),
+            "whose code computes the model; auto takes transformers' for families that we have none for",
+        ),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         About("Model", Choice(DTYPES), "dtype of weights and activations; auto keeps the checkpoint's or a faster one"),

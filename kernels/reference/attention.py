@@ -21,13 +21,17 @@ def paged_attention(
     scale: float,
     window: int,
     host: HostLengths | None = None,
+    soft_cap: float = 0.0,
+    sinks_H: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of each sequence's queries over its cached keys and values.
 
     Sequence n owns queries query_starts[n] to query_starts[n + 1]; they are its last positions, so its first query
     stands at kv_lengths[n] minus their number. Its cache lies in the blocks of block_tables[rows[n]]. A query at
     position p sees positions max(0, p - window + 1) to p; window 0 means all. Consecutive groups of H / G query heads
-    share a key/value head. Softmax in float32. `host` says of starts and lengths what the tensors say, or is None.
+    share a key/value head. Softmax in float32. With a soft cap c the scaled scores s become c * tanh(s / c); 0 means
+    none. A sink is one more score of each head, for a position that has no value. `host` says of starts and lengths
+    what the tensors say, or is None.
 
     An implementation may leave what belongs in `out` in a tensor of its own, and return that.
     """
@@ -38,7 +42,7 @@ def paged_attention(
             continue
         keys, values = _gathered(k_cache_BSGD, v_cache_BSGD, block_tables_RM[rows[sequence]], length)
         mask = visible(torch.arange(length - (end - begin), length, device=q_THD.device), length, window)
-        out_THD[begin:end] = _attend(q_THD[begin:end], keys, values, mask, scale).to(out_THD.dtype)
+        out_THD[begin:end] = _attend(q_THD[begin:end], keys, values, mask, scale, soft_cap, sinks_H).to(out_THD.dtype)
 
 
 def visible(positions_T: torch.Tensor, length: int, window: int) -> torch.Tensor:
@@ -56,11 +60,27 @@ def _gathered(
 
 
 def _attend(
-    q_THD: torch.Tensor, k_LGD: torch.Tensor, v_LGD: torch.Tensor, mask_TL: torch.Tensor, scale: float
+    q_THD: torch.Tensor,
+    k_LGD: torch.Tensor,
+    v_LGD: torch.Tensor,
+    mask_TL: torch.Tensor,
+    scale: float,
+    soft_cap: float,
+    sinks_H: torch.Tensor | None,
 ) -> torch.Tensor:
     group = q_THD.shape[1] // k_LGD.shape[1]
     keys = k_LGD.float().repeat_interleave(group, dim=1)
     values = v_LGD.float().repeat_interleave(group, dim=1)
     scores = torch.einsum("thd,lhd->htl", q_THD.float(), keys) * scale
-    weights = scores.masked_fill(~mask_TL, float("-inf")).softmax(-1)
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    weights = softmax_with_sinks(scores.masked_fill(~mask_TL, float("-inf")), sinks_H)
     return torch.einsum("htl,lhd->thd", weights, values)
+
+
+def softmax_with_sinks(scores_HTL: torch.Tensor, sinks_H: torch.Tensor | None) -> torch.Tensor:
+    """Over the last dimension; with sinks the weights of a row sum to less than one. Leading dimensions may be more."""
+    if sinks_H is None:
+        return scores_HTL.softmax(-1)
+    sinks = sinks_H.float()[:, None, None].expand(*scores_HTL.shape[:-1], 1)
+    return torch.cat((scores_HTL, sinks), dim=-1).softmax(-1)[..., :-1]

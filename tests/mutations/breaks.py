@@ -8,6 +8,7 @@ from frontend_breaks import FRONTEND_BREAKS
 from grammar_breaks import GRAMMAR_BREAKS
 from hardware_breaks import HARDWARE_BREAKS
 from hardware_review_breaks import HARDWARE_REVIEW_BREAKS
+from module_breaks import MODULE_BREAKS
 from numerics_breaks import NUMERICS_BREAKS
 from platform_breaks import PLATFORM_BREAKS
 from profile_breaks import PROFILE_BREAKS
@@ -95,6 +96,7 @@ BREAKS = (
     *EMBEDDING_BREAKS,
     *API_BREAKS,
     *FAULT_BREAKS,
+    *MODULE_BREAKS,
     *NUMERICS_BREAKS,
     *PLATFORM_BREAKS,
     *PROFILE_BREAKS,

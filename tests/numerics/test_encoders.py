@@ -91,7 +91,7 @@ def test_what_the_files_say_is_what_counts(tmp_path: Path) -> None:
     told = read_encoder(tmp_path)
     assert told is not None and told.pooling.kind is PoolingKind.CLS and told.pooling.normalizes
     assert told.max_tokens == 20
-    assert "1_Pooling/config.json" in told.decision.reason
+    assert "1_Pooling/config.json" in told.decisions[0].reason
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,19 @@
 mean.
 """
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from trimaran.device_workers.platforms.cpu import CpuPlatform
 from trimaran.ipc.facts import Problem
 from trimaran.kernels.catalog import CATALOG
 from trimaran.kernels.implementation import Implementation, Kernel, Services
+from trimaran.kernels.reference.attention import paged_attention
 from trimaran.kernels.reference.philox import philox, random_words
 from trimaran.kernels.reference.quantize_fp8 import quantize_fp8
 from trimaran.kernels.reference.sample import INVALID_TOKEN, gumbel, sample
@@ -326,3 +329,30 @@ def test_no_second_openmp_runtime(services: Services) -> None:
     before = openmp_runtimes()
     loaded(CATALOG[0], make_problem("float32", 64), services)
     assert before and openmp_runtimes() == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("caps", "sinks"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("head_dim", [32, 40])
+def test_soft_caps_and_sinks(dtype: str, caps: bool, sinks: bool, head_dim: int, services: Services) -> None:
+    """With windows (heads of 40) and without: what takes them agrees, and all others decline."""
+    problem = replace(make_problem(dtype, head_dim), caps_scores=caps, has_sinks=sinks)
+    for implementation in PLAIN.chain("paged_attention"):
+        if implementation.metadata.takes_caps_and_sinks:
+            assert_agrees(implementation, problem, services)
+        elif implementation.metadata.platforms == frozenset({"cpu"}):
+            assert ("soft cap" if caps else "attention sinks") in str(implementation.misfit(PROFILE, problem))
+
+
+def test_the_reference_of_caps_and_sinks_is_the_formula() -> None:
+    """One query over three positions, by hand."""
+    q, keys = torch.tensor([[[2.0, 0.0]]]), torch.tensor([[[[1.0, 0.0]], [[3.0, 0.0]], [[-1.0, 0.0]]]])
+    values = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]], [[5.0, 5.0]]]])
+    out, row = torch.empty(1, 1, 2), torch.tensor([0], dtype=torch.int32)
+    starts, lengths = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    paged_attention(out, q, keys, values, row[None], row, starts, lengths, 0.5, 0, None, 2.0, torch.tensor([0.7]))
+    scores = [2.0 * math.tanh(score / 2.0) for score in (1.0, 3.0, -1.0)]
+    weights = [math.exp(score) for score in scores]
+    total = sum(weights) + math.exp(0.7)
+    expected = [(weights[0] + 5 * weights[2]) / total, (weights[1] + 5 * weights[2]) / total]
+    np.testing.assert_allclose(out.flatten(), expected, rtol=1e-6)

@@ -173,7 +173,9 @@ def test_every_chain_ends_in_plain_pytorch_and_names_are_unique() -> None:
         last = registry.chain(kernel)[-1]
         assert last.name.startswith("plain_")
         # it takes anything, but where what a row gets must not depend on the batch
-        assert last.metadata == KernelMetadata(depends_on_batch=kernel in ("linear", "paged_attention"))
+        assert last.metadata == KernelMetadata(
+            depends_on_batch=kernel in ("linear", "paged_attention"), takes_caps_and_sinks=kernel == "paged_attention"
+        )
 
 
 def test_no_torch_until_load() -> None:
