@@ -81,6 +81,11 @@ class Described:
     num_threads: int
     num_sharing: int = 1
 
+    @property
+    def decodes(self) -> bool:
+        """Whether the model is a decoder that is computed."""
+        return self.config is not None or (self.module is not None and not self.module.is_encoder)
+
 
 def describe(configuration: WorkerConfiguration, warn: Callable[[str], None]) -> Described:
     """Detect the platform, read the model's configuration, check what was asked. Raises Refusal."""

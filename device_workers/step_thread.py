@@ -163,7 +163,7 @@ class StepThread:
         engine = open_engine(
             self._configuration, described, self._outlets.warn, self._begin_phase, self._kernels_changed
         )
-        self._misfits = strategy_misfits(described, engine.model) if described.config is not None else {}
+        self._misfits = strategy_misfits(described, engine.model) if described.decodes else {}
         self._end_phase()
         return engine
 

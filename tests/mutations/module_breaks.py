@@ -32,7 +32,7 @@ MODULE_BREAKS = (
         "device_workers/models/module_attention.py",
         "** -0.5 if scaling is None else float(scaling)",
         "** -0.5",
-        (*DECODERS, "-k", "gpt2"),
+        (*DECODERS, "-k", "opt"),
     ),
     Break(
         "modules: positions are places in the batch, and nobody tries it",
