@@ -181,7 +181,8 @@ def module_problem(config: ModuleConfig, model: ModelFacts, settled: Settled) ->
     """What is asked of every kernel. Raises Refusal."""
     if settled.batch_invariant:
         raise Refusal(
-            "--batch-invariant: products of transformers' modelling code depend on how many rows there are; leave it out"
+            "--batch-invariant: products of transformers' modelling code depend on how many rows there are; leave it "
+            "out"
         )
     return Problem(
         dtype=model.dtype,

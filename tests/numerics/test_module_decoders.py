@@ -19,8 +19,10 @@ from transformers import (
 
 from trimaran.device_workers.boot import Described, describe
 from trimaran.device_workers.execution.contract import StepEngine
+from trimaran.device_workers.models.module_config import module_facts, module_problem
 from trimaran.device_workers.models.module_trace import UnknownAttention, traced_mask
 from trimaran.ipc.conditions import Refusal
+from trimaran.ipc.worker_messages import Settled
 
 from ..engine_driver import Answer, EngineDriver, greedy
 from ..module_models import DECODERS, WINDOW, deepseek, save_decoder
@@ -252,6 +254,12 @@ def test_options_that_do_not_go_with_it(tmp_path: Path, cache: Path, monkeypatch
         described(tmp_path, cache, model_code="own")
     with pytest.raises(Refusal, match="--model-code theirs"):
         described(tmp_path, cache, model_code="theirs")
+    module = described(tmp_path, cache).module
+    assert module is not None
+    facts = module_facts(module, dtype="float32", kv_dtype="auto", max_model_len=None)
+    settled = Settled(block_size=16, max_num_seqs=1, max_batched_tokens=16, max_model_len=16, batch_invariant=True)
+    with pytest.raises(Refusal, match="--batch-invariant.*leave it out"):
+        module_problem(module, facts, settled)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(Refusal, match=r"pip install 'trimaran\[models\]'"):
         described(tmp_path, cache)
