@@ -149,7 +149,7 @@ def test_s6_exactly_n_choices(served: Served, n: int) -> None:
         *served.model.tokenizer.encode(f"answer {choice} " * (choice + 1), add_special_tokens=False),
         submit.sampling.end_token_ids[0],
     ]
-    for _ in range(3):
+    for _ in range(10):
         whole = served.openai.chat.completions.create(**CHAT, n=n)
         assert [choice.index for choice in whole.choices] == list(range(n))
         texts = {choice.index: choice.message.content for choice in whole.choices}

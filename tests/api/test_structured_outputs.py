@@ -180,6 +180,29 @@ def test_s1_the_joined_bytes_are_the_content(server: Server) -> None:
         check_person(choice["message"]["content"])
 
 
+def pieces_of(server: Server, path: str, fields: dict[str, Any]) -> Iterator[str]:
+    """The text of each event of a stream."""
+    with server.http.stream("POST", path, json={"model": "smol", **fields, "stream": True}) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    if text := choice.get("text") or choice.get("delta", {}).get("content"):
+                        yield text
+
+
+@pytest.mark.user_pain("S1")
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_s1_an_enum_of_emoji_arrives_whole(server: Server, path: str) -> None:
+    """Characters of several tokens each, streamed: no piece holds half of one."""
+    values = ["👩‍👩‍👧🏴‍☠️ naïve", "漢字かな交じり文", "مرحبا 🙂🙃"]
+    for seed in range(4):
+        fields = body(path, temperature=1, seed=seed, structured_outputs={"json": {"enum": values}})
+        pieces = list(pieces_of(server, path, fields))
+        assert len(pieces) > 1 and "\ufffd" not in "".join(pieces)
+        assert "".join(pieces) == whole(server, path, fields)["choices"][0]["text"]
+        assert json.loads("".join(pieces)) in values
+
+
 def test_ends_by_length_and_by_grammar(server: Server) -> None:
     cut = ask(server, max_tokens=3, structured_outputs={"regex": "a{40}"}).json()["choices"][0]
     assert cut["finish_reason"] == "length" and re.fullmatch("a+", cut["message"]["content"])

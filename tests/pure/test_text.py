@@ -1,7 +1,10 @@
 """The text side of a frontend, against the reference library. Rows L3, L4, S1, S2, X2."""
 
+import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -64,6 +67,58 @@ def test_l3_chat_ids_equal_the_reference(directory: Path) -> None:
             assert ours.tokenizer.encode_rendered(rendered) == want
             if ours.tokenizer.bos_id is not None:
                 assert want.count(ours.tokenizer.bos_id) == 1
+
+
+ARGUMENTS = {"city": "Zürich 🙂", "days": [1, 2]}
+
+
+def calling(arguments: object) -> list[dict[str, Any]]:
+    """A conversation with a call."""
+    called = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "How is the weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "content": '{"sun": true}'},
+        {"role": "assistant", "content": "It shines."},
+        {"role": "user", "content": " And tomorrow? "},
+    ]
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "description": "<b>", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        (vocabularies.byte_level_tools, ARGUMENTS),
+        # prints arguments as they are: JSON for us, whereas the reference prints an object of Python's
+        (vocabularies.byte_level_mistral_tools, json.dumps(ARGUMENTS, ensure_ascii=False)),
+    ],
+    ids=["hermes", "mistral"],
+)
+def test_l3_tools_and_calls_equal_the_reference(tmp_path: Path, kind: Callable[[Path], Path], seen: object) -> None:
+    directory = kind(tmp_path)
+    theirs, ours = reference(directory), ModelText.load(directory)
+    assert ours.template is not None
+    for chat, their_chat in [*((chat, chat) for chat in CHATS[:4]), (calling(ARGUMENTS), calling(seen))]:
+        for tools in (None, [TOOL]):
+            want = theirs.apply_chat_template(their_chat, tools=tools, tokenize=True, return_dict=False)
+            rendered = ours.template.render(chat, arguments={"tools": tools}, add_generation_prompt=False)
+            assert ours.tokenizer.encode_rendered(rendered) == want
+
+
+@pytest.mark.model
+def test_l3_the_demo_models_chats_equal_the_reference(demo_folder: Path) -> None:
+    theirs, ours = reference(demo_folder), ModelText.load(demo_folder)
+    assert ours.template is not None
+    for chat in CHATS + SYSTEM_CHATS:
+        for prompt in (True, False):
+            want = theirs.apply_chat_template(chat, add_generation_prompt=prompt, tokenize=True, return_dict=False)
+            rendered = ours.template.render(chat, add_generation_prompt=prompt)
+            assert ours.tokenizer.encode_rendered(rendered) == want
 
 
 def test_l3_plain_ids_equal_the_reference(directory: Path) -> None:
