@@ -41,7 +41,7 @@ def server() -> Iterator[Server]:
 
 
 def answered(server: Server, prompt: str, **fields: Any) -> tuple[list[int], list[float]]:
-    body = {"model": "smol", "prompt": prompt, "max_tokens": 12, "return_token_ids": True, "logprobs": 0, **fields}
+    body = {"model": "smol", "prompt": prompt, "max_tokens": 8, "return_token_ids": True, "logprobs": 0, **fields}
     answer = server.http.post("/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
@@ -66,9 +66,9 @@ def test_q3_alone_and_inside_batches(server: Server, fields: dict[str, Any]) -> 
                 pool.submit(
                     answered,
                     server,
-                    " ".join(generator.choices(WORDS, k=generator.randint(1, 30))),
+                    " ".join(generator.choices(WORDS, k=generator.randint(1, 16))),
                     temperature=generator.choice([0, 0.8]),
-                    max_tokens=generator.randint(1, 6),
+                    max_tokens=generator.randint(1, 4),
                 )
                 for _ in range(size - 1)
             ]

@@ -93,7 +93,12 @@ def assert_right(server: Server, clean: tuple[Path, dict[str, list[Any]]], kind:
     ("kernel", "fault", "reason"),
     [
         ("rms_norm", "compile", "RuntimeError: ptxas fatal"),
-        ("paged_attention", "resources in load", "OutOfResources: out of resource: shared memory"),
+        pytest.param(
+            "paged_attention",
+            "resources in load",
+            "OutOfResources: out of resource: shared memory",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             "silu_and_mul",
             "resources in call",
@@ -141,7 +146,7 @@ class TestUnderLoad:
             pytest.param("rotary_and_kv_write", "plain", marks=pytest.mark.long),
             ("paged_attention", "plain"),
             pytest.param("fused_add_rms_norm", "plain", marks=pytest.mark.long),
-            ("fused_add_rms_norm", "penalised"),
+            pytest.param("fused_add_rms_norm", "penalised", marks=pytest.mark.long),
             pytest.param("apply_penalties", "penalised", marks=pytest.mark.long),
             pytest.param("greedy_sample", "logprobs", marks=pytest.mark.long),
             pytest.param("sample", "drawn", marks=pytest.mark.long),

@@ -76,7 +76,7 @@ def test_a_part_of_the_head_rotates(interpreter: Interpreter) -> None:
     "check",
     [
         "draws",
-        "sampled_rows",
+        pytest.param("sampled_rows", marks=pytest.mark.long),
         "drawn_in_parts",
         "greedy_rows",
         "ranks_and_tops",
