@@ -104,6 +104,7 @@ def test_a_broken_one_fails_by_name(site: Site, expected: dict[str, tuple[str, s
     )
 
 
+@pytest.mark.long
 def test_a_wrong_kernel_is_named_and_never_served(tmp_path: Path) -> None:
     """On a sound device: the suite fails on the kernel, and a start demotes it, with the reason."""
     site = make_site(tmp_path / "site", with_example=True)

@@ -200,7 +200,10 @@ def test_draws_follow_the_distribution(name: str, services: Services) -> None:
     assert set(tokens.tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize(("name", "num_draws"), [("cpp_sample", 60_000), ("plain_sample", 6000)])
+@pytest.mark.parametrize(
+    ("name", "num_draws"),
+    [pytest.param("cpp_sample", 60_000, marks=pytest.mark.long), ("cpp_sample", 6000), ("plain_sample", 6000)],
+)
 def test_many_draws_pass_a_chi_square_test(name: str, num_draws: int, services: Services) -> None:
     """Sixteen classes of unlike probability, strewn over more entries than a group of counters has."""
     implementation = next(implementation for implementation in CATALOG if implementation.name == name)

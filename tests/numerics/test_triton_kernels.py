@@ -77,7 +77,7 @@ def test_a_part_of_the_head_rotates(interpreter: Interpreter) -> None:
     [
         "draws",
         pytest.param("sampled_rows", marks=pytest.mark.long),
-        "drawn_in_parts",
+        pytest.param("drawn_in_parts", marks=pytest.mark.long),
         "greedy_rows",
         "ranks_and_tops",
         "every_bfloat16",
